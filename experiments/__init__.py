@@ -1,0 +1,1 @@
+"""One module per published claim; drives the lab and the workers through their public interfaces."""

@@ -1,0 +1,81 @@
+"""The `pddbed` command: a group that imports each command only when it is used, and turns errors into one sentence.
+
+A command is one module; `COMMANDS` says where it lives. Exit status: 0 ok, 1 failed, 2 usage.
+"""
+
+import importlib
+import sys
+from typing import Any
+
+import click
+
+# group -> command -> "module:attribute" (imported on use: torch and mininet are slow to import)
+COMMANDS: dict[str, dict[str, str]] = {
+    "Files": {
+        "validate": "testbed.cli.validate:validate",
+        "schema": "testbed.cli.schema:schema",
+    },
+    "Lab": {
+        "up": "testbed.cli.up:up",
+        "down": "testbed.cli.down:down",
+        "ps": "testbed.cli.ps:ps",
+        "status": "testbed.cli.status:status",
+        "logs": "testbed.cli.logs:logs",
+        "exec": "testbed.cli.enter:exec_",
+        "shell": "testbed.cli.enter:shell",
+    },
+    "Serving": {
+        "ask": "testbed.cli.ask:ask",
+        "model": "workers.cli.model:model",
+    },
+    "Machine": {
+        "doctor": "testbed.cli.doctor:doctor",
+        "vm": "testbed.cli.vm:vm",
+    },
+}
+
+
+class CommandError(click.ClickException):
+    """What went wrong and what to do next, in one sentence. Exit status 1."""
+
+    exit_code = 1
+
+    def show(self, file: Any = None) -> None:
+        click.echo(f"pddbed: {self.format_message()}", file=file or sys.stderr, err=file is None)
+
+
+class LazyGroup(click.Group):
+    """A click group whose commands are imported when they are named."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [name for commands in COMMANDS.values() for name in commands]
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        for commands in COMMANDS.values():
+            if name in commands:
+                module, attribute = commands[name].split(":")
+                command: click.Command = getattr(importlib.import_module(module), attribute)
+                return command
+        return None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, names in COMMANDS.items():
+            rows = []
+            for name in names:
+                command = self.get_command(ctx, name)
+                if command is not None:
+                    rows.append((name, command.get_short_help_str(formatter.width)))
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+
+@click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="pddbed")
+def main() -> None:
+    """Two datacenters on one machine: a testbed for cross-datacenter LLM inference.
+
+    \b
+    sudo pddbed up topologies/two-dc.yaml     build the lab and start its workers
+    pddbed ask "What is a WAN?"               one answer, relayed across the WAN
+    sudo pddbed down                          everything gone again
+    """

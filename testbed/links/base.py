@@ -1,0 +1,64 @@
+"""The interface of a WAN driver, and which one `auto` means. A driver owns the devices of one link."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from ipaddress import IPv4Interface
+from pathlib import Path
+from typing import Any, Literal
+
+from testbed.impairment import Impairment
+from testbed.topology.plan import WanPlan
+
+Direction = Literal["forward", "backward"]
+DIRECTIONS: tuple[Direction, Direction] = ("forward", "backward")
+
+
+class LinkError(Exception):
+    """A link cannot be built or changed as asked; the message names the link, the value and the next step."""
+
+
+@dataclass(frozen=True, slots=True)
+class WanEnd:
+    """One end of a link: the border router's namespace and what its interface there must be."""
+
+    pid: int  # any process in the router's network namespace
+    ifname: str  # at most 15 characters, unique in that namespace
+    address: IPv4Interface
+
+
+class WanLink(ABC):
+    """A built link. `build` makes both ends exist, addressed and up, with the plan's impairments applied.
+
+    `node_pid` names a namespace that belongs to this link alone (the lab makes one per link); what a driver
+    needs between the routers (netem's delay stage, the relay process's devices) lives there.
+    Interfaces vanish with their namespaces; `close` ends the processes that the driver started.
+    """
+
+    driver: str
+
+    def __init__(self, plan: WanPlan, ends: tuple[WanEnd, WanEnd], node_pid: int, run_dir: Path) -> None:
+        self.plan = plan
+        self.ends = ends
+        self.node_pid = node_pid
+        self.run_dir = run_dir  # for this link's log, inside the lab's record
+
+    @abstractmethod
+    def build(self) -> None:
+        """Create, address and raise both ends, then apply the plan. Raises LinkError."""
+
+    @abstractmethod
+    def apply(self, direction: Direction, impairment: Impairment) -> None:
+        """Change one direction while it carries traffic; what is in flight arrives. Raises LinkError."""
+
+    @abstractmethod
+    def applied(self) -> Mapping[Direction, dict[str, Any]]:
+        """What the kernel or the relay really does, read back from it (units in the keys), limits included."""
+
+    @abstractmethod
+    def counters(self) -> Mapping[Direction, dict[str, int]]:
+        """Per direction: packets, bytes (IP), dropped_queue, dropped_unasked, and the driver's own."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End what was started. Idempotent."""
