@@ -1,0 +1,1 @@
+"""The commands of `pddbed` that concern workers, one command or group a file."""

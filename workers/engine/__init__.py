@@ -1,0 +1,22 @@
+"""The inference engine: paged KV, continuous batching, sampling. Knows nothing of networks or roles."""
+
+from workers.engine.blocks import BlockPool, OutOfBlocks
+from workers.engine.engine import Chunk, ContextTooLong, Engine
+from workers.engine.generate import generate
+from workers.engine.runner import EngineRunner, Stopped
+from workers.engine.sampling import Sampling
+from workers.engine.sequence import Generated, Sequence
+
+__all__ = [
+    "BlockPool",
+    "Chunk",
+    "ContextTooLong",
+    "Engine",
+    "EngineRunner",
+    "Generated",
+    "OutOfBlocks",
+    "Sampling",
+    "Sequence",
+    "Stopped",
+    "generate",
+]

@@ -1,0 +1,155 @@
+"""One step of inference over several sequences: grow their blocks, run the model, append what was sampled.
+
+A step has three parts so that a runner can place them: `prepare` and `commit` touch sequences and the pool
+and belong to the event loop's thread; `compute` touches tensors only and may run on another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as List
+from dataclasses import dataclass
+
+import torch
+
+from workers.engine.blocks import BlockPool
+from workers.engine.paged import PagedAttention, Segment
+from workers.engine.sampling import Sampling, choose
+from workers.engine.sequence import Generated, Sequence
+from workers.models import LoadedModel
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """The next `count` pending tokens of a sequence."""
+
+    sequence: Sequence
+    count: int
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A step ready to compute: a snapshot that later changes to its sequences do not touch."""
+
+    chunks: List[Chunk]
+    ids: list[int]
+    segments: list[Segment]
+    rows: list[int]
+    requests: list[tuple[Sampling, int]]
+
+
+class Engine:
+    """Computes with one model over one pool. Not thread-safe beyond the split described above."""
+
+    def __init__(self, loaded: LoadedModel, pool: BlockPool) -> None:
+        self.loaded = loaded
+        self.pool = pool
+        self._device = pool.storage.device
+
+    def admit(self, sequence: Sequence) -> None:
+        """Allocates blocks for the tokens of a new sequence and notes whether it is finished already.
+
+        Raises ValueError for an impossible sequence (empty, over-long, unknown token) and OutOfBlocks; in
+        either case nothing is allocated.
+        """
+        config = self.loaded.config
+        self._check(sequence.tokens, len(sequence.tokens))
+        if not 0 < sequence.prompt_len <= len(sequence.tokens):
+            raise ValueError(
+                f"prompt of {sequence.prompt_len} tokens in a sequence of {len(sequence.tokens)}"
+            )
+        sequence.blocks = self.pool.allocate(self.pool.blocks_for(len(sequence.tokens)))
+        sequence.note_finish(self._eos_ids, config.context_length)
+
+    def append(self, sequence: Sequence, ids: List[int]) -> None:
+        """Appends known answer tokens. Raises ValueError, appending none, when they do not fit."""
+        self._check(ids, len(sequence.tokens) + len(ids))
+        sequence.tokens.extend(ids)
+        sequence.note_finish(self._eos_ids, self.loaded.config.context_length)
+
+    def grow(self, sequence: Sequence, count: int) -> None:
+        """Allocates what the next `count` tokens lack. Raises OutOfBlocks, leaving the sequence as it was."""
+        missing = self.pool.blocks_for(sequence.computed + count) - len(sequence.blocks)
+        if missing > 0:
+            sequence.blocks += self.pool.allocate(missing)
+
+    def prepare(self, chunks: List[Chunk]) -> Batch:
+        """Snapshot of a step whose blocks are there (`grow`). A chunk that reaches the last token gets
+        sampled.
+        """
+        ids: list[int] = []
+        segments, rows, requests = [], [], []
+        for chunk in chunks:
+            sequence, start = chunk.sequence, chunk.sequence.computed
+            end = start + chunk.count
+            assert 0 < chunk.count <= sequence.pending, f"chunk of {chunk.count}, {sequence.pending} pending"
+            ids += sequence.tokens[start:end]
+            segments.append(Segment(start, end, tuple(sequence.blocks)))
+            if end == len(sequence.tokens) and sequence.finish_reason is None:
+                rows.append(len(ids) - 1)
+                requests.append((sequence.sampling, end))
+        return Batch(chunks, ids, segments, rows, requests)
+
+    @torch.inference_mode()
+    def compute(self, batch: Batch) -> list[tuple[int, float]]:
+        """Runs the model; returns (token, log probability) for each sampled row. Writes KV into the pool."""
+        attention = PagedAttention(self.loaded.config, self.pool, batch.segments)
+        positions = torch.tensor(
+            [position for s in batch.segments for position in range(s.start, s.end)], device=self._device
+        )
+        ids = torch.tensor(batch.ids, device=self._device)
+        rows = torch.tensor(batch.rows, dtype=torch.long, device=self._device)
+        logits = self.loaded.model(ids, positions, rows, attention)
+        return choose(logits, batch.requests) if batch.rows else []
+
+    def commit(self, batch: Batch, sampled: list[tuple[int, float]]) -> list[Generated | None]:
+        """Moves each sequence on; returns, chunk by chunk, the token it gained.
+
+        None while tokens are still pending. A sequence that was finished before gains nothing and returns its
+        last token.
+        """
+        remaining = iter(sampled)
+        generated: list[Generated | None] = []
+        for chunk in batch.chunks:
+            sequence = chunk.sequence
+            sequence.computed += chunk.count
+            if sequence.pending:
+                generated.append(None)
+            elif sequence.finish_reason is not None:
+                generated.append(sequence.last)
+            else:
+                token, logprob = next(remaining)
+                sequence.tokens.append(token)
+                sequence.note_finish(self._eos_ids, self.loaded.config.context_length)
+                position = len(sequence.tokens) - 1
+                generated.append(Generated(token, position, sequence.finish_reason, logprob))
+        return generated
+
+    def step(self, chunks: List[Chunk]) -> list[Generated | None]:
+        """All of one step, synchronously. Raises OutOfBlocks before anything is computed."""
+        for chunk in chunks:
+            self.grow(chunk.sequence, chunk.count)
+        batch = self.prepare(chunks)
+        return self.commit(batch, self.compute(batch))
+
+    @property
+    def _eos_ids(self) -> frozenset[int]:
+        return self.loaded.tokenizer.eos_ids
+
+    def _check(self, ids: List[int], total: int) -> None:
+        config = self.loaded.config
+        if not ids:
+            raise ValueError("no tokens to compute; a prompt has at least one")
+        if total > config.context_length:
+            raise ContextTooLong(
+                f'{total} tokens exceed the context of model "{config.name}" ({config.context_length}); '
+                "shorten the prompt"
+            )
+        for token in ids:
+            if not 0 <= token < config.vocab:
+                raise ValueError(
+                    f'token {token} is outside the vocabulary of model "{config.name}" ({config.vocab})'
+                )
+
+
+class ContextTooLong(ValueError):
+    """More tokens than the model's context holds."""

@@ -1,0 +1,228 @@
+"""The asyncio front of the engine: continuous batching with one compute thread.
+
+Every method is called from one event loop, which alone touches sequences and the pool; the compute thread
+runs the model and nothing else. One step is in flight at a time; requests join and leave between steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from collections.abc import Sequence as List
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import torch
+
+from workers.engine.blocks import BlockPool, OutOfBlocks
+from workers.engine.engine import Engine
+from workers.engine.sampling import Sampling
+from workers.engine.schedule import schedule
+from workers.engine.sequence import Generated, Sequence
+from workers.models import LoadedModel
+
+
+class Stopped(Exception):
+    """The sequence was stopped or freed before the awaited token was there."""
+
+
+@dataclass(eq=False)
+class _Job:
+    """A sequence being computed and whoever waits for its tokens. None in the queue: no more will come."""
+
+    sequence: Sequence
+    once: bool
+    queue: asyncio.Queue[Generated | Exception | None] = field(default_factory=asyncio.Queue)
+
+
+class EngineRunner:
+    """Runs sequences side by side. `threads`: CPU threads a step uses, default $PDDBED_THREADS or 1."""
+
+    def __init__(
+        self, loaded: LoadedModel, pool: BlockPool, max_batch_tokens: int = 256, threads: int | None = None
+    ) -> None:
+        self.pool = pool
+        self.max_batch_tokens = max_batch_tokens
+        self._engine = Engine(loaded, pool)
+        self._threads = threads if threads is not None else int(os.environ.get("PDDBED_THREADS", "1"))
+        self._sequences: dict[str, Sequence] = {}
+        self._jobs: dict[str, _Job] = {}
+        self._flying: list[_Job] = []
+        self._landed: asyncio.Future[None] | None = None
+        self._doomed: list[Sequence] = []
+        self._wake = asyncio.Event()
+        self._closing = False
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Starts the compute thread; sequences may be made before, computed only after."""
+        assert self._task is None, "the runner is started once"
+        self._thread = ThreadPoolExecutor(
+            1, "engine", initializer=lambda: torch.set_num_threads(self._threads)
+        )
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="engine-runner")
+
+    async def close(self) -> None:
+        """Lets the step in flight finish, ends every wait, releases every sequence. Idempotent."""
+        self._closing = True
+        self._wake.set()
+        if self._task is not None:
+            await asyncio.shield(self._task)
+            self._thread.shutdown()
+        for sequence in list(self._sequences.values()):
+            self.free(sequence)
+
+    @property
+    def running(self) -> int:
+        """Sequences being computed now."""
+        return len(self._jobs)
+
+    def new_sequence(self, id: str, tokens: List[int], prompt_len: int, sampling: Sampling) -> Sequence:
+        """A sequence with blocks for `tokens`; `id` is unique among those not yet freed.
+
+        KV may then be written from outside into `blocks`, and `computed` set accordingly. Raises OutOfBlocks,
+        ContextTooLong or ValueError, with nothing allocated.
+        """
+        if id in self._sequences:
+            raise ValueError(f'sequence "{id}" exists already; free it first or take another id')
+        sequence = Sequence(id, list(tokens), prompt_len, sampling)
+        self._engine.admit(sequence)
+        self._sequences[id] = sequence
+        return sequence
+
+    async def prefill(self, sequence: Sequence) -> Generated:
+        """Computes the KV of `tokens[computed:]` and samples the next token, which joins `tokens`.
+
+        If the known tokens already end the answer, nothing is sampled and the last of them is returned with
+        its finish reason. Raises Stopped when stopped or freed meanwhile, OutOfBlocks when memory runs out.
+        """
+        if not sequence.pending:
+            raise ValueError(
+                f'sequence "{sequence.id}" has no pending token; there are no logits to sample from'
+            )
+        job = self._begin(sequence, once=True)
+        try:
+            item = await job.queue.get()
+        finally:
+            self._drop(job)
+        if item is None:
+            raise Stopped(f'sequence "{sequence.id}" was stopped before its next token')
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+    async def extend(self, sequence: Sequence, ids: List[int]) -> Generated:
+        """Appends known answer tokens, then the same as `prefill`: one forward pass, one sample."""
+        self._check_idle(sequence)
+        self._engine.append(sequence, ids)
+        return await self.prefill(sequence)
+
+    def decode(self, sequence: Sequence) -> AsyncIterator[Generated]:
+        """Continues from the last token until the answer is finished or `stop`; decoding begins at once.
+
+        Decoding does not wait for a slow consumer. Leaving the iterator stops it. Raises OutOfBlocks from the
+        iterator when memory runs out; the sequence is intact and may go on later.
+        """
+        job = None if sequence.finish_reason is not None else self._begin(sequence, once=False)
+        return self._drain(job)
+
+    async def stop(self, sequence: Sequence) -> None:
+        """Returns when no further token can appear; one of the step in flight is still delivered."""
+        job = self._jobs.pop(sequence.id, None)
+        while self._is_flying(sequence):
+            assert self._landed is not None
+            await asyncio.shield(self._landed)
+        if job is not None:
+            job.queue.put_nowait(None)
+
+    def free(self, sequence: Sequence) -> None:
+        """Ends the sequence and releases its blocks, after the step in flight if need be. Idempotent."""
+        if self._sequences.get(sequence.id) is not sequence:
+            return
+        del self._sequences[sequence.id]
+        job = self._jobs.pop(sequence.id, None)
+        if job is not None:
+            job.queue.put_nowait(None)
+        if self._is_flying(sequence):
+            self._doomed.append(sequence)
+        else:
+            self._release(sequence)
+
+    def _begin(self, sequence: Sequence, once: bool) -> _Job:
+        self._check_idle(sequence)
+        job = self._jobs[sequence.id] = _Job(sequence, once)
+        self._wake.set()
+        return job
+
+    def _check_idle(self, sequence: Sequence) -> None:
+        if self._closing:
+            raise Stopped("the engine is closed")
+        if self._sequences.get(sequence.id) is not sequence:
+            raise ValueError(f'sequence "{sequence.id}" is not known here; it was freed')
+        if sequence.id in self._jobs or self._is_flying(sequence):
+            raise ValueError(f'sequence "{sequence.id}" is being computed; stop it first')
+
+    async def _drain(self, job: _Job | None) -> AsyncIterator[Generated]:
+        if job is None:
+            return
+        try:
+            while (item := await job.queue.get()) is not None:
+                if isinstance(item, Exception):
+                    raise item
+                yield item
+        finally:
+            self._drop(job)
+
+    def _drop(self, job: _Job) -> None:
+        if self._jobs.get(job.sequence.id) is job:
+            del self._jobs[job.sequence.id]
+
+    def _finish(self, job: _Job, item: Exception | None) -> None:
+        self._drop(job)
+        job.queue.put_nowait(item)
+
+    def _is_flying(self, sequence: Sequence) -> bool:
+        return any(job.sequence is sequence for job in self._flying)
+
+    def _release(self, sequence: Sequence) -> None:
+        self.pool.release(sequence.blocks)
+        sequence.blocks = []
+
+    async def _run(self) -> None:
+        while not self._closing:
+            chunks = []
+            for chunk in schedule([job.sequence for job in self._jobs.values()], self.max_batch_tokens):
+                try:
+                    self._engine.grow(chunk.sequence, chunk.count)
+                    chunks.append(chunk)
+                except OutOfBlocks as error:
+                    self._finish(self._jobs[chunk.sequence.id], error)
+            if not chunks:
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            await self._step([self._jobs[chunk.sequence.id] for chunk in chunks], chunks)
+        for job in list(self._jobs.values()):
+            self._finish(job, None)
+
+    async def _step(self, jobs: list[_Job], chunks: list) -> None:
+        loop = asyncio.get_running_loop()
+        batch = self._engine.prepare(chunks)
+        self._flying, self._landed = jobs, loop.create_future()
+        try:
+            sampled = await loop.run_in_executor(self._thread, self._engine.compute, batch)
+            for job, generated in zip(jobs, self._engine.commit(batch, sampled), strict=True):
+                if generated is not None:
+                    job.queue.put_nowait(generated)
+                    if job.once or generated.finish_reason is not None:
+                        self._finish(job, None)
+        except Exception as error:
+            for job in jobs:
+                self._finish(job, error)
+        finally:
+            self._flying = []
+            self._landed.set_result(None)
+            for sequence in self._doomed:
+                self._release(sequence)
+            self._doomed.clear()

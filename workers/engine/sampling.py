@@ -1,0 +1,88 @@
+"""From logits to a token. Pure: a choice depends on seed, position and logits, and on nothing else.
+
+So a request that moves to another instance in mid-answer goes on as it would have gone on where it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as List
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How to choose tokens and when to stop. `max_tokens` counts all generated tokens, wherever they were
+    made.
+
+    Temperature 0 is greedy. `seed` None counts as 0: whoever wants different answers gives different seeds.
+    """
+
+    max_tokens: int = 16
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int | None = None
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens is {self.max_tokens}; it must be at least 1")
+        if not self.temperature >= 0:
+            raise ValueError(f"temperature is {self.temperature}; it must be 0 or more")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p is {self.top_p}; it must be above 0 and at most 1")
+
+
+def choose(logits: Tensor, requests: List[tuple[Sampling, int]]) -> list[tuple[int, float]]:
+    """Token and its log probability (under the model, at temperature 1) for each row of `logits [rows,
+    vocab]`.
+
+    `requests` holds for each row the sampling and the position that the new token will have in its sequence.
+    """
+    logits = logits.float()
+    normalisers = torch.logsumexp(logits, dim=-1).tolist()
+    best, greedy = logits.max(dim=-1)
+    tokens, peaks = greedy.tolist(), best.tolist()
+    chosen = []
+    for row, (sampling, position) in enumerate(requests):
+        token, logit = tokens[row], peaks[row]
+        if sampling.temperature > 0:
+            token = _draw(logits[row], sampling, uniform(sampling.seed or 0, position))
+            logit = float(logits[row, token])
+        chosen.append((token, logit - normalisers[row]))
+    return chosen
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number in [0, 1) from seed and position (splitmix64, Steele et al. 2014), the same on every
+    machine.
+    """
+    state = (_mix(seed & _MASK) + position * 0x9E3779B97F4A7C15) & _MASK
+    return (_mix(state) >> 11) / (1 << 53)
+
+
+def _mix(z: int) -> int:
+    z = (z + 0x9E3779B97F4A7C15) & _MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return z ^ (z >> 31)
+
+
+def _draw(logits: Tensor, sampling: Sampling, point: float) -> int:
+    """Inverts the cumulative distribution at `point`, in vocabulary order.
+
+    That order, unlike descending probability, does not flip when rounding swaps two near-equal candidates.
+    """
+    probabilities = torch.softmax(logits.double() / sampling.temperature, dim=-1)
+    if sampling.top_p < 1:
+        descending, order = probabilities.sort(descending=True, stable=True)
+        beyond = descending.cumsum(0) - descending >= sampling.top_p
+        probabilities[order[beyond]] = 0.0
+    cumulative = probabilities.cumsum(0)
+    index = torch.searchsorted(cumulative, point * cumulative[-1], right=True)
+    return int(index)

@@ -1,0 +1,58 @@
+"""One request's tokens and how far their KV is computed. Owns no memory: `blocks` are names in a pool."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Literal
+
+from workers.engine.sampling import Sampling
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True)
+class Generated:
+    """A token the engine has chosen; `position` is its index in the sequence's `tokens`."""
+
+    token_id: int
+    position: int
+    finish_reason: FinishReason | None = None
+    logprob: float | None = None
+
+
+@dataclass(eq=False)
+class Sequence:
+    """`tokens` are all tokens known: the prompt, then the answer. KV of `tokens[:computed]` is in `blocks`.
+
+    A freshly sampled token has no KV yet: after a step `computed == len(tokens) - 1`.
+    """
+
+    id: str
+    tokens: list[int]
+    prompt_len: int
+    sampling: Sampling = field(default_factory=Sampling)
+    blocks: list[int] = field(default_factory=list)
+    computed: int = 0
+    finish_reason: FinishReason | None = None
+
+    @property
+    def pending(self) -> int:
+        """Known tokens whose KV is still to be computed."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def last(self) -> Generated:
+        """The last known token, as an answer token."""
+        return Generated(self.tokens[-1], len(self.tokens) - 1, self.finish_reason)
+
+    def note_finish(self, eos_ids: Collection[int], context_length: int) -> None:
+        """Sets `finish_reason` when the last token, if it belongs to the answer, ends it."""
+        answered = len(self.tokens) - self.prompt_len
+        if answered < 1:
+            return
+        last = self.tokens[-1]
+        if last in self.sampling.stop_token_ids or (last in eos_ids and not self.sampling.ignore_eos):
+            self.finish_reason = "stop"
+        elif answered >= self.sampling.max_tokens or len(self.tokens) >= context_length:
+            self.finish_reason = "length"

@@ -1,0 +1,62 @@
+"""Rotary position embedding (Su et al., 2021) as one complex multiplication.
+
+Owns the table and the pair layout. Everywhere in pddbed the two numbers of a rotated pair are neighbours,
+as in Meta's own Llama code and in GGUF files of the llama architecture. Hugging Face keeps the halves of a
+head apart; `interleave` brings such weights into our layout, once, at load time.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from workers.models.config import ModelConfig
+
+
+def rope_table(config: ModelConfig) -> np.ndarray:
+    """Unit complex numbers `[context_length, head_dim / 2]`, complex64.
+
+    Frequencies and angles are rounded to float32 as transformers rounds them: at position 5,000 a
+    difference of one float32 step in a frequency already turns a pair by 3e-4.
+    """
+    exponents = np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
+    frequencies = (1.0 / config.rope_theta**exponents).astype(np.float32)
+    if config.rope_factors is not None:
+        frequencies = (frequencies / np.asarray(config.rope_factors, np.float32)).astype(np.float32)
+    angles = np.arange(config.context_length, dtype=np.float32)[:, None] * frequencies
+    return np.exp(1j * angles.astype(np.float64)).astype(np.complex64)
+
+
+def rotate(heads: torch.Tensor, phases: torch.Tensor) -> None:
+    """Rotates `heads [tokens, heads, head_dim]` in place by `phases [tokens, 1, head_dim / 2]`."""
+    if heads.dtype == torch.float32:
+        torch.view_as_complex(heads.unflatten(-1, (-1, 2))).mul_(phases)
+        return
+    rotated = torch.view_as_complex(heads.float().unflatten(-1, (-1, 2))).mul_(phases)
+    heads.copy_(torch.view_as_real(rotated).flatten(-2))
+
+
+def interleave(rows: np.ndarray, head_dim: int) -> np.ndarray:
+    """Reorders the first axis, head by head, from halves apart (Hugging Face) to pairs together."""
+    heads = rows.reshape(-1, 2, head_dim // 2, *rows.shape[1:])
+    return heads.swapaxes(1, 2).reshape(rows.shape)
+
+
+def llama3_factors(
+    config_head_dim: int, theta: float, factor: float, low: float, high: float, original_context: int
+) -> tuple[float, ...]:
+    """Divisors of the rotary frequencies in Llama 3.1+: long waves slow down by `factor`, short ones stay.
+
+    As published with Llama 3.1 (`rope_scaling` of type "llama3"): wavelengths above original_context / low
+    are divided by `factor`, those below original_context / high are kept, and between the two it is
+    interpolated.
+    """
+    factors = []
+    for pair in range(config_head_dim // 2):
+        wavelength = 2 * math.pi * theta ** (2 * pair / config_head_dim)
+        smooth = (original_context / wavelength - low) / (high - low)
+        smooth = min(1.0, max(0.0, smooth))
+        factors.append(1.0 / ((1 - smooth) / factor + smooth))
+    return tuple(factors)

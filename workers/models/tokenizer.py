@@ -1,0 +1,83 @@
+"""Text to token ids and back. Owns tokenizers, the streaming detokenizer and chat templates; knows no
+weights.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from workers.models.chat import render_chat
+
+BOS, EOS, BYTE_VOCAB = 256, 257, 258
+
+BYTE_CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant: "
+)
+
+
+class Tokenizer(Protocol):
+    """What every model's tokenizer can do."""
+
+    eos_ids: frozenset[int]
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of `text`; special tokens written out in it become their ids."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of `ids`, special tokens left out; bytes that are no UTF-8 become U+FFFD."""
+        ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes one token stands for: empty for special tokens and ids outside the vocabulary."""
+        ...
+
+    def detokenizer(self) -> Detokenizer:
+        """A fresh streaming decoder."""
+        ...
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Ids of the prompt for `messages` ({"role", "content"}), ending where the assistant begins."""
+        ...
+
+
+class Detokenizer:
+    """Decodes one answer token by token; never emits half a character.
+
+    The concatenation of all `push` results and the final `flush` equals `decode` of all ids.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._token_bytes = tokenizer.token_bytes
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_id: int) -> str:
+        """Text that became complete with this token, perhaps empty."""
+        return self._utf8.decode(self._token_bytes(token_id))
+
+    def flush(self) -> str:
+        """What an unfinished character leaves at the end: U+FFFD or nothing."""
+        return self._utf8.decode(b"", final=True)
+
+
+class ByteTokenizer:
+    """One token a byte of UTF-8, plus one for the beginning and one for the end of a text."""
+
+    eos_ids = frozenset({EOS})
+
+    def encode(self, text: str) -> list[int]:
+        return [BOS, *text.encode("utf-8", "surrogatepass")]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return b"".join(map(self.token_bytes, ids)).decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes((token_id,)) if 0 <= token_id < 256 else b""
+
+    def detokenizer(self) -> Detokenizer:
+        return Detokenizer(self)
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        return self.encode(render_chat(BYTE_CHAT_TEMPLATE, messages))

@@ -1,0 +1,83 @@
+"""Weights by their names inside pddbed, as numpy arrays, and the way from there to tensors.
+
+Loading touches no torch operation: workers are forked from a process that holds the weights, and torch's
+thread pools, once started, do not survive a fork. numpy converts, fuses and fingerprints; torch only wraps
+the memory.
+
+Names: `embed`, `norm`, `head` (absent when tied) and per layer `layers.N.` + `attn_norm`, `qkv`,
+`qkv_bias`, `q_norm`, `k_norm`, `out`, `ffn_norm`, `gate_up`, `down`. Matrices are `[outputs, inputs]`;
+rotated rows are in the pair layout of `rope.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+
+import msgspec
+import numpy as np
+import torch
+import xxhash
+
+from workers.models.config import ModelConfig, ModelError
+
+Weights = Mapping[str, np.ndarray]
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Every weight the model needs, with its shape."""
+    attention = config.heads * config.head_dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "embed": (config.vocab, config.hidden),
+        "norm": (config.hidden,),
+    }
+    if not config.tied:
+        shapes["head"] = (config.vocab, config.hidden)
+    for index in range(config.layers):
+        layer: dict[str, tuple[int, ...]] = {
+            "attn_norm": (config.hidden,),
+            "qkv": (config.qkv_rows, config.hidden),
+            "out": (config.hidden, attention),
+            "ffn_norm": (config.hidden,),
+            "gate_up": (2 * config.intermediate, config.hidden),
+            "down": (config.hidden, config.intermediate),
+        }
+        if config.qkv_bias:
+            layer["qkv_bias"] = (config.qkv_rows,)
+        if config.qk_norm:
+            layer |= {"q_norm": (config.head_dim,), "k_norm": (config.head_dim,)}
+        shapes |= {f"layers.{index}.{name}": shape for name, shape in layer.items()}
+    return shapes
+
+
+def check_shapes(config: ModelConfig, weights: Weights) -> None:
+    """Raises ModelError unless `weights` are exactly what the configuration calls for."""
+    for name, shape in expected_shapes(config).items():
+        found = weights[name].shape if name in weights else None
+        if found != shape:
+            raise ModelError(
+                f'model "{config.name}": weight {name} should have shape {shape}, found {found or "none"}; '
+                "the checkpoint is incomplete or of another architecture, fetch it again"
+            )
+
+
+def fingerprint(config: ModelConfig, weights: Weights, dtype: str) -> str:
+    """Identity of a model as 32 hex digits: equal exactly when configuration, dtype and all weights are."""
+    digest = xxhash.xxh3_128(msgspec.json.encode([asdict(config), dtype]))
+    for name in sorted(weights):
+        digest.update(name.encode())
+        digest.update(np.ascontiguousarray(weights[name]).data)
+    return digest.hexdigest()
+
+
+def to_tensor(array: np.ndarray, dtype: str) -> torch.Tensor:
+    """Wraps a float32 array without copying, or converts it to `dtype` with numpy alone."""
+    if dtype == "float32":
+        return torch.from_numpy(np.ascontiguousarray(array, np.float32))
+    if dtype == "float16":
+        return torch.from_numpy(array.astype(np.float16))
+    bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
+    rounded = bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)  # to nearest, ties to even
+    return torch.from_numpy((rounded >> 16).astype(np.uint16)).view(torch.bfloat16)
