@@ -1,0 +1,57 @@
+# pddbed: `make demo` and `make test` are complete on a fresh Debian or Ubuntu machine, as root or with sudo.
+# The first call installs Debian packages and a virtual environment; later calls are fast.
+
+SHELL   := /bin/bash
+PYTHON  ?= python3
+VENV    := .venv
+BIN     := $(VENV)/bin
+SUDO    := $(shell [ $$(id -u) = 0 ] || echo sudo)
+PDDBED  := $(SUDO) $(abspath $(BIN))/pddbed
+
+# network: mininet's mnexec, tools that users run inside hosts; vm: a kernel with netem under QEMU
+PACKAGES := mininet iproute2 iputils-ping iperf3 ethtool procps curl python3-venv \
+            qemu-system-x86 busybox-static cpio kmod
+
+.PHONY: help packages link setup demo test lint clean
+.DEFAULT_GOAL := help
+
+help:  ## this text
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+
+packages:
+	@missing=(); for p in $(PACKAGES); do \
+	  [[ $$(dpkg-query -W -f '$${db:Status-Status}' $$p 2>/dev/null) == installed ]] || missing+=($$p); done; \
+	if (( $${#missing[@]} )); then \
+	  echo "installing Debian packages: $${missing[*]}"; \
+	  command -v apt-get >/dev/null || { echo "make: this is not Debian or Ubuntu; install the equivalents of: $${missing[*]}" >&2; exit 1; }; \
+	  $(SUDO) env DEBIAN_FRONTEND=noninteractive bash -c 'apt-get -q update && apt-get -q install -y --no-install-recommends "$$@"' - "$${missing[@]}" >/tmp/pddbed-apt.$$$$.log 2>&1 \
+	    || { tail -20 /tmp/pddbed-apt.$$$$.log >&2; exit 1; }; rm -f /tmp/pddbed-apt.$$$$.log; fi
+
+# The stamp holds what was installed, so that a change of the dependencies installs again.
+$(VENV)/.installed: pyproject.toml constraints.txt | packages
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: $(PYTHON) is older than 3.11; set PYTHON=" >&2; exit 1; }
+	@echo "installing Python packages into $(VENV) (torch alone is 200 MB)"
+	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]' 2>&1 | { grep -v '^WARNING: Location' || true; }; exit $${PIPESTATUS[0]}
+	@touch $@
+
+link: $(VENV)/.installed
+	@# sudo's PATH lacks a virtual environment
+	@[ "$$(readlink /usr/local/bin/pddbed)" = "$(abspath $(BIN))/pddbed" ] || $(SUDO) ln -sfn $(abspath $(BIN))/pddbed /usr/local/bin/pddbed
+
+setup: packages $(VENV)/.installed link  ## Debian packages, virtual environment, `pddbed` on PATH
+
+demo: setup  ## two datacenters up, a question answered across the relay, all of it gone again
+	@$(PDDBED) model get smollm2-135m
+	@trap '$(PDDBED) down demo' EXIT; set -e; \
+	$(PDDBED) up topologies/two-dc.yaml --name demo --api auto; \
+	$(PDDBED) ask --lab demo --max-tokens 48 "A user in Sydney asks a model in Frankfurt a long question. The prompt is read in one datacenter and the answer is written in another, joined by a wide area network. Explain in a few sentences why a relay that starts to answer at once makes the wait shorter."
+
+test: setup lint  ## lint, types, and every test, on this kernel and in the VM
+	@$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed  ## ruff and mypy
+	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy
+
+clean:  ## remove the virtual environment and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

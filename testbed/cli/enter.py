@@ -1,0 +1,39 @@
+"""`pddbed exec` and `pddbed shell`: commands inside a host of the lab. Their status is the command's own."""
+
+import os
+import sys
+
+import click
+
+from testbed.cli.options import lab_option, sentences
+
+
+@click.command("exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@lab_option
+@click.argument("host")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@sentences
+def exec_(lab: str | None, host: str, command: tuple[str, ...]) -> None:
+    """Run COMMAND on HOST (or on router.DATACENTER, or a WAN link's own node)."""
+    from testbed.lab.enter import run_inside
+    from testbed.lab.record import find_record
+
+    arguments = list(command[1:] if command[0] == "--" else command)
+    if not arguments:
+        raise click.UsageError("name a command after --")
+    sys.exit(run_inside(find_record(lab), host, arguments))
+
+
+@click.command()
+@lab_option
+@click.argument("host")
+@sentences
+def shell(lab: str | None, host: str) -> None:
+    """An interactive shell on HOST."""
+    from testbed.lab.enter import run_inside
+    from testbed.lab.record import find_record
+
+    record = find_record(lab)
+    prompt = {"PS1": rf"\[\e[1;36m\]{record.name}/{host}\[\e[0m\]:\w# "}
+    command = ["bash", "--norc", "-i"] if os.path.exists("/bin/bash") else ["/bin/sh", "-i"]
+    sys.exit(run_inside(record, host, command, prompt))

@@ -1,0 +1,49 @@
+"""`pddbed ps`: the labs that are up."""
+
+import time
+
+import click
+
+from testbed.cli.options import json_option, print_json
+
+
+@click.command()
+@json_option
+def ps(as_json: bool) -> None:
+    """List the labs that are up."""
+    from testbed.lab.record import live_records, sweep_dead
+
+    sweep_dead()
+    labs = [{**record.state(), "name": record.name} for record in live_records()]
+    if as_json:
+        print_json(labs)
+        return
+    if not labs:
+        click.echo("no lab is up; start one with: pddbed up FILE")
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for title in ("LAB", "HOSTS", "WAN DRIVER", "MODEL", "API", "UP FOR", "FILE"):
+        table.add_column(title, overflow="fold")
+    for lab in labs:
+        started = lab.get("started")
+        table.add_row(
+            lab["name"],
+            str(lab.get("hosts", "")),
+            lab.get("driver", "starting"),
+            (lab.get("model") or "-") if lab.get("workers") else "-",
+            lab.get("api") or "-",
+            duration(time.time() - started) if started else "-",
+            lab.get("file") or "-",
+        )
+    Console().print(table)
+
+
+def duration(seconds: float) -> str:
+    """12 s, 3 min, 2 h 5 min."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = int(seconds // 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"

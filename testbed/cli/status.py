@@ -1,0 +1,76 @@
+"""`pddbed status`: one lab in detail: hosts and their processes, links asked for and applied."""
+
+from typing import Any
+
+import click
+
+from testbed.cli.options import json_option, lab_option, print_json, sentences
+
+
+@click.command()
+@lab_option
+@json_option
+@sentences
+def status(lab: str | None, as_json: bool) -> None:
+    """Show a lab's hosts, processes and WAN links."""
+    from testbed.lab.control import ask_lab
+    from testbed.lab.record import find_record
+
+    reply, _ = ask_lab(find_record(lab), {"op": "status"})
+    if as_json:
+        print_json(reply)
+        return
+    _print(reply)
+
+
+def _print(status: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    from testbed.cli.ps import duration
+
+    console = Console(highlight=False)
+    api = f", API {status['api']}" if status["api"] else ""
+    console.print(f"[bold]{status['name']}[/] up for {duration(status['uptime_s'])}{api}, from {status['file']}")
+    console.print(_host_table(status["hosts"]))
+    console.print(_link_table(status["links"]))
+
+
+def _host_table(hosts: list[dict[str, Any]]) -> Any:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for title in ("HOST", "DATACENTER", "ADDRESS", "RUNS", "STATE"):
+        table.add_column(title, overflow="fold")
+    for host in hosts:
+        colour = {"ready": "green", "running": "green", "starting": "yellow", "exited": "red"}.get(host["state"], "dim")
+        state = host["state"] if host["exit_status"] is None else f"{host['state']} ({host['exit_status']})"
+        runs = host["role"] or host["command"] or "-"
+        table.add_row(host["name"], host["datacenter"], host["address"], runs, f"[{colour}]{state}[/]")
+    return table
+
+
+def _link_table(links: list[dict[str, Any]]) -> Any:
+    from rich.table import Table
+
+    from testbed.units import format_duration, format_rate, format_size
+
+    table = Table(box=None, pad_edge=False)
+    for title in ("LINK", "DIRECTION", "DRIVER", "RATE", "DELAY", "QUEUE", "PACKETS", "QUEUE DROPS", "UNASKED"):
+        table.add_column(title)
+    for link in links:
+        ends = link["between"]
+        for direction, (source, target) in {"forward": ends, "backward": ends[::-1]}.items():
+            asked, counters = link["asked"][direction], link["counters"][direction]
+            rate, queue = asked["rate_bps"], asked["queue_bytes"]
+            table.add_row(
+                link["name"],
+                f"{source} > {target}",
+                link["driver"],
+                format_rate(rate) if rate else "unlimited",
+                format_duration(asked["delay_ns"]),
+                format_size(queue) if queue else "-",
+                str(counters["packets"]),
+                str(counters["dropped_queue"]),
+                str(counters["dropped_unasked"]),
+            )
+    return table

@@ -1,0 +1,128 @@
+"""`pddbed up`: build a lab from a topology file and start its workers."""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from testbed.cli import CommandError
+from testbed.cli.options import json_option, print_json, sentences
+
+
+def _parse_api(_ctx: click.Context, _param: click.Parameter, value: str | None) -> tuple[str, int] | None:
+    if value is None:
+        return None
+    if value == "auto":
+        return ("127.0.0.1", 0)
+    address, colon, port = value.rpartition(":")
+    if not colon or not port.isdigit() or int(port) > 65535:
+        raise click.BadParameter(f"{value!r} is not HOST:PORT (127.0.0.1:8000, say) and not auto")
+    return (address or "127.0.0.1", int(port))
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--name", metavar="LAB", help="Name of the lab; the file's name: by default.")
+@click.option(
+    "--wan-driver",
+    type=click.Choice(["auto", "netem", "userspace"]),
+    default="auto",
+    show_default=True,
+    help="Who emulates the WAN; overrides the file.",
+)
+@click.option("--no-workers", is_flag=True, help="Build the network only.")
+@click.option("--api", callback=_parse_api, metavar="HOST:PORT|auto", help="Where the gateway listens on this machine.")
+@click.option("--foreground", is_flag=True, help="Stay until Ctrl-C, then take the lab down.")
+@json_option
+@sentences
+def up(
+    file: Path,
+    name: str | None,
+    wan_driver: str,
+    no_workers: bool,
+    api: tuple[str, int] | None,
+    foreground: bool,
+    as_json: bool,
+) -> None:
+    """Build the lab described by FILE and start its workers.
+
+    All or nothing: on any failure, or Ctrl-C, what was built is taken down again.
+    """
+    from testbed.cli.files import load_or_fail
+    from testbed.lab.preflight import check
+    from testbed.lab.record import find_record
+    from testbed.lab.start import UpOptions, down
+    from testbed.lab.start import up as start_lab
+
+    plan = load_or_fail(file, name)
+    readiness = check(plan, wan_driver, with_workers=not no_workers)
+    if readiness.problems:
+        raise CommandError("\n".join([f"{file}: this machine cannot raise the lab:", *readiness.problems]))
+    serves = any(host.role == "gateway" for host in plan.hosts) and not no_workers
+    options = UpOptions(
+        driver=readiness.driver,
+        with_workers=not no_workers,
+        api=(api or (plan.api_address, plan.api_port)) if serves else None,
+    )
+    began = time.monotonic()
+    with _Progress(quiet=as_json) as progress:
+        state = start_lab(readiness.plan, options, progress.on_event)
+    if as_json:
+        print_json(state)
+    else:
+        _summary(state, time.monotonic() - began)
+    if foreground:
+        _stay(plan.name)
+        record = find_record(plan.name)
+        down(record)
+
+
+def _stay(name: str) -> None:
+    from testbed.lab.record import live_records
+
+    click.echo("Ctrl-C takes the lab down.", err=True)
+    try:
+        while any(record.name == name for record in live_records()):
+            time.sleep(0.5)
+    except KeyboardInterrupt:
+        return
+    raise CommandError(f'lab "{name}" ended by itself')
+
+
+def _summary(state: dict[str, Any], seconds: float) -> None:
+    click.echo(f'lab "{state["name"]}" is up after {seconds:.1f} s: {state["hosts"]} hosts, WAN driver {state["driver"]}')
+    for link in state.get("measured", []):
+        click.echo(f"  {link['name']}: {link['rtt_ms']:.2f} ms round trip measured, {link['asked_rtt_ms']:g} ms asked")
+    if state["api"]:
+        click.echo(f"  OpenAI API at {state['api']}/v1 (model {state['model']})")
+        click.echo('  try: pddbed ask "Why is the sky blue?"')
+    click.echo(f"  end it with: {'sudo ' if os.environ.get('SUDO_USER') else ''}pddbed down {state['name']}")
+
+
+class _Progress:
+    """The steps of `up` on stderr: a spinner on a terminal, plain lines elsewhere."""
+
+    def __init__(self, quiet: bool) -> None:
+        from rich.console import Console
+
+        self._console = Console(stderr=True, quiet=quiet)
+        self._status = self._console.status("starting") if self._console.is_terminal else None
+
+    def __enter__(self) -> "_Progress":
+        if self._status:
+            self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._status:
+            self._status.stop()
+
+    def on_event(self, event: dict[str, Any]) -> None:
+        if event["event"] != "step":
+            return
+        if self._status:
+            self._status.update(event["text"])
+        else:
+            self._console.print(f"{event['text']} ...", highlight=False)

@@ -1,0 +1,56 @@
+"""What a host's process is told: its own address, its peers, the model and the WAN, as PDDBED_* variables.
+
+This is the whole interface between the lab and whatever runs inside it; docs/environment.md describes it.
+"""
+
+import json
+from typing import Any
+
+from testbed.topology.plan import HostPlan, LabPlan
+
+
+def peers(plan: LabPlan) -> list[dict[str, Any]]:
+    """Every host of the lab, as PDDBED_PEERS lists them."""
+    return [
+        {
+            "name": host.name,
+            "role": host.role,
+            "datacenter": host.datacenter,
+            "address": str(host.address.ip),
+            "port": host.port,
+        }
+        for host in plan.hosts
+    ]
+
+
+def host_environment(plan: LabPlan, host: HostPlan, secret: str, records: str) -> dict[str, str]:
+    """The PDDBED_* variables of one host."""
+    wan = {
+        route.destination: {"rtt_ns": route.rtt_ns, "rate_bps": route.rate_bps}
+        for route in plan.routes
+        if route.datacenter == host.datacenter
+    }
+    return {
+        "PDDBED_LAB": plan.name,
+        "PDDBED_HOST": host.name,
+        "PDDBED_ROLE": host.role or "",
+        "PDDBED_DATACENTER": host.datacenter,
+        "PDDBED_ADDRESS": str(host.address.ip),
+        "PDDBED_PORT": str(host.port),
+        "PDDBED_PEERS": json.dumps(peers(plan)),
+        "PDDBED_WAN": json.dumps(wan),
+        "PDDBED_MODEL": json.dumps(plan.model),
+        "PDDBED_SERVING": json.dumps(plan.serving),
+        "PDDBED_SECRET": secret,
+        "PDDBED_RECORDS": records,
+        "PDDBED_SEED": str(plan.seed),
+        **dict(host.environment),
+    }
+
+
+def hosts_file(plan: LabPlan) -> str:
+    """/etc/hosts of the lab: every host and router by name."""
+    lines = ["127.0.0.1 localhost"]
+    lines += [f"{host.address.ip} {host.name}" for host in plan.hosts]
+    lines += [f"{datacenter.router_address.ip} router.{datacenter.name}" for datacenter in plan.datacenters]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,134 @@
+"""Builds a plan's network with Mininet: hosts, one switch and one border router per datacenter, the WAN links.
+
+Runs inside the sandbox, where Mininet's root namespace is the lab's own. Owns devices, addresses, routes and
+kernel settings; knows nothing of workers.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mininet.log import setLogLevel
+from mininet.net import Mininet
+from mininet.node import Node
+
+from testbed.lab import tuning
+from testbed.lab.nodes import Bridge, LabNode, VethLink
+from testbed.links import make_link
+from testbed.links.base import WanEnd, WanLink
+from testbed.netns import netlink_in
+from testbed.topology.plan import DatacenterPlan, LabPlan, WanPlan
+
+HOST_IFNAME = ROUTER_IFNAME = "eth0"
+
+
+@dataclass
+class Network:
+    """A built network: the Mininet nodes by role, and the WAN links by name."""
+
+    net: Mininet
+    hosts: dict[str, Node] = field(default_factory=dict)
+    routers: dict[str, Node] = field(default_factory=dict)  # by datacenter
+    wan_nodes: dict[str, Node] = field(default_factory=dict)  # by WAN link
+    links: dict[str, WanLink] = field(default_factory=dict)
+
+    def close(self) -> None:
+        """End what the drivers started. Devices and namespaces go with the sandbox."""
+        for link in self.links.values():
+            link.close()
+
+
+def build(plan: LabPlan, driver: str, run_dir: Path) -> Network:
+    """Build everything; returns when every address and route is set. Raises LinkError, OSError, NetlinkError."""
+    setLogLevel("error")
+    # Mininet's init() raises host-wide limits (fs.file-max and others); nothing outside the lab is touched.
+    Mininet.inited = True
+    tuning.disable_ipv6()
+    net = Mininet(topo=None, build=False, controller=None, switch=Bridge, host=LabNode, link=VethLink)
+    network = Network(net)
+    for number, datacenter in enumerate(plan.datacenters):
+        _add_datacenter(network, number, datacenter)
+    net.start()
+    for number, wan in enumerate(plan.wans):
+        _add_wan(network, number, wan, driver, run_dir)
+    for datacenter in plan.datacenters:
+        _configure_datacenter(network, datacenter, plan)
+    return network
+
+
+def _add_datacenter(network: Network, number: int, datacenter: DatacenterPlan) -> None:
+    switch = network.net.addSwitch(f"br{number}", dpid=f"{number + 1:x}", mtu=datacenter.fabric_mtu)
+    router = network.net.addHost(f"r{number}")
+    network.routers[datacenter.name] = router
+    network.net.addLink(router, switch, intfName1=ROUTER_IFNAME, intfName2=f"br{number}-r")
+    for index, host in enumerate(datacenter.hosts):
+        node = network.net.addHost(f"d{number}h{index}")
+        network.hosts[host.name] = node
+        network.net.addLink(node, switch, intfName1=HOST_IFNAME, intfName2=f"br{number}-h{index}")
+
+
+def _add_wan(network: Network, number: int, wan: WanPlan, driver: str, run_dir: Path) -> None:
+    node = network.net.addHost(f"w{number}")
+    network.wan_nodes[wan.name] = node
+    ends = (
+        WanEnd(network.routers[wan.a].pid, f"wan{number}", wan.address_a),
+        WanEnd(network.routers[wan.b].pid, f"wan{number}", wan.address_b),
+    )
+    link = make_link(driver if wan.driver == "auto" else wan.driver, wan, ends, node.pid, run_dir)
+    network.links[wan.name] = link
+    link.build()
+
+
+def _configure_datacenter(network: Network, datacenter: DatacenterPlan, plan: LabPlan) -> None:
+    router = network.routers[datacenter.name]
+    _configure_router(network, router, datacenter, plan)
+    router_mac = _mac(router, ROUTER_IFNAME)
+    routes = [route for route in plan.routes if route.datacenter == datacenter.name]
+    subnets = {other.name: other.subnet for other in plan.datacenters}
+    wans = {wan.name: wan for wan in plan.wans}
+    for host in datacenter.hosts:
+        node = network.hosts[host.name]
+        with netlink_in(node.pid) as ip:
+            eth0 = _up(ip, HOST_IFNAME, str(host.address.ip), host.address.network.prefixlen, datacenter.fabric_mtu)
+            gateway = str(datacenter.router_address.ip)
+            _static_neighbour(ip, eth0, gateway, router_mac)
+            ip.route("add", dst="0.0.0.0/0", gateway=gateway)
+            for route in routes:
+                metrics = tuning.route_metrics(route, wans[route.links[0]])
+                ip.route("add", dst=str(subnets[route.destination]), gateway=gateway, metrics=metrics)
+        tuning.tune_host(node.pid, routes)
+
+
+def _configure_router(network: Network, router: Node, datacenter: DatacenterPlan, plan: LabPlan) -> None:
+    with netlink_in(router.pid) as ip:
+        address = datacenter.router_address
+        eth0 = _up(ip, ROUTER_IFNAME, str(address.ip), address.network.prefixlen, datacenter.fabric_mtu)
+        for host in datacenter.hosts:
+            _static_neighbour(ip, eth0, str(host.address.ip), _mac(network.hosts[host.name], HOST_IFNAME))
+        for route in plan.routes:
+            if route.datacenter != datacenter.name:
+                continue
+            wan = next(wan for wan in plan.wans if wan.name == route.links[0])
+            far = wan.address_b if wan.a == datacenter.name else wan.address_a
+            subnet = next(other.subnet for other in plan.datacenters if other.name == route.destination)
+            ip.route("add", dst=str(subnet), gateway=str(far.ip))
+    tuning.tune_router(router.pid)
+
+
+def _up(ip: Any, ifname: str, address: str, prefixlen: int, mtu: int) -> int:
+    """Raise loopback and one interface with its address; returns the interface's index."""
+    index: int = ip.link_lookup(ifname=ifname)[0]
+    ip.link("set", index=1, state="up")
+    ip.link("set", index=index, state="up", mtu=mtu)
+    ip.addr("add", index=index, address=address, prefixlen=prefixlen)
+    return index
+
+
+def _static_neighbour(ip: Any, ifindex: int, address: str, mac: str) -> None:
+    """Spare the first packets an ARP exchange."""
+    ip.neigh("replace", dst=address, lladdr=mac, ifindex=ifindex, state=0x80)  # NUD_PERMANENT
+
+
+def _mac(node: Node, ifname: str) -> str:
+    mac: str = node.nameToIntf[ifname].mac
+    return mac

@@ -1,0 +1,256 @@
+"""The processes of a lab's hosts: workers forked from one warm process, and `command:` hosts' programs.
+
+Owns their start, readiness, logs and exit statuses. A process that ends is not restarted: `status` says how it
+ended, and the experiment that lost it can tell. Talks to the fork server as docs/environment.md says; knows
+nothing of what a worker does.
+"""
+
+import json
+import os
+import selectors
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from testbed.lab import cgroups
+from testbed.lab.environment import host_environment
+from testbed.lab.record import Record
+from testbed.netns import CLONE_NEWNET, CLONE_NEWNS, call, setns
+from testbed.topology.plan import HostPlan, LabPlan
+
+READY_FD, API_FD = "PDDBED_READY_FD", "PDDBED_API_FD"
+
+
+class StartError(Exception):
+    """A process did not come up; the message names the host and the last lines of its log."""
+
+
+@dataclass
+class HostProcess:
+    """One host's process: `state` is starting, ready, running (no readiness signal) or exited."""
+
+    host: HostPlan
+    log: Path
+    pid: int | None = None
+    state: str = "starting"
+    status: int | None = None  # exit code; negative: the signal that ended it
+
+
+class HostProcesses:
+    """Starts and watches every process of a lab. Methods are called from the supervisor's main thread."""
+
+    def __init__(self, plan: LabPlan, record: Record, node_pid: Callable[[str], int]) -> None:
+        self._plan = plan
+        self._record = record
+        self._node_pid = node_pid
+        self._secret = os.urandom(32).hex()
+        self._selector = selectors.DefaultSelector()
+        self._forkserver: socket.socket | None = None
+        self._forkserver_process: subprocess.Popen[bytes] | None = None
+        self._forkserver_ready = False
+        self.by_host: dict[str, HostProcess] = {}
+
+    def warm_up(self) -> None:
+        """Begin to load the model, while the network is being built."""
+        if any(host.role for host in self._plan.hosts):
+            self._start_forkserver()
+
+    def start(self, api_fd: int | None, progress: Callable[[str], None], patience_s: float) -> None:
+        """After `warm_up`: start everything and wait until it serves. Raises StartError."""
+        workers = [host for host in self._plan.hosts if host.role]
+        deadline = time.monotonic() + patience_s
+        if workers:
+            progress(f"loading model {self._plan.model.get('name')}")
+            self._wait(lambda: self._forkserver_ready, deadline, "the model to load")
+            progress(f"starting {len(workers)} workers")
+            for host in workers:
+                self._spawn(host, api_fd if host.role == "gateway" else None)
+        for host in self._plan.hosts:
+            if host.command:
+                self._run_command(host)
+        self._wait(
+            lambda: all(process.state != "starting" for process in self.by_host.values()), deadline, "the workers"
+        )
+
+    def watch(self, timeout_s: float) -> None:
+        """Handle what happened to the processes; returns after at most `timeout_s`."""
+        for key, _ in self._selector.select(timeout_s):
+            key.data()
+        for process in self.by_host.values():
+            if process.host.command and process.state == "running" and process.pid:
+                self._reap_command(process)
+
+    def snapshot(self) -> dict[str, dict[str, Any]]:
+        """State by host name, for `status`."""
+        return {
+            name: {"pid": process.pid, "state": process.state, "exit_status": process.status}
+            for name, process in list(self.by_host.items())
+        }
+
+    def _wait(self, done: Callable[[], bool], deadline: float, what: str) -> None:
+        while not done():
+            self.watch(0.2)
+            for process in self.by_host.values():
+                if process.state == "exited" and process.host.role:
+                    raise StartError(
+                        f"{process.host.role} {process.host.name} {describe_exit(process.status)}"
+                        + tail(process.log)
+                    )
+            if time.monotonic() > deadline:
+                waiting = ", ".join(name for name, process in self.by_host.items() if process.state == "starting")
+                raise StartError(f"gave up waiting for {what}" + (f" ({waiting})" if waiting else ""))
+
+    # -- the fork server ------------------------------------------------------------------------------------------
+
+    def _start_forkserver(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        environment = {
+            **os.environ,
+            "PDDBED_FORKSERVER_FD": str(theirs.fileno()),
+            "PDDBED_MODEL": json.dumps(self._plan.model),
+        }
+        with self._record.log("forkserver").open("ab") as log:
+            self._forkserver_process = subprocess.Popen(
+                [sys.executable, "-m", "workers.forkserver"],
+                env=environment,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        theirs.close()
+        self._forkserver = ours
+        self._selector.register(ours, selectors.EVENT_READ, self._on_forkserver)
+
+    def _on_forkserver(self) -> None:
+        assert self._forkserver is not None
+        try:
+            data = self._forkserver.recv(1 << 16)
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            self._lose_forkserver()
+            return
+        message = json.loads(data)
+        if message.get("ready"):
+            self._forkserver_ready = True
+            return
+        process = self.by_host.get(message.get("host", ""))
+        if message.get("op") == "error":
+            raise StartError(message["message"])
+        if process is None:
+            return
+        if message["op"] == "spawned":
+            process.pid = message["pid"]
+        elif message["op"] == "exited":
+            process.status = os.waitstatus_to_exitcode(message["status"])
+            process.state = "exited"
+
+    def _lose_forkserver(self) -> None:
+        assert self._forkserver is not None
+        assert self._forkserver_process is not None
+        self._selector.unregister(self._forkserver)
+        status = self._forkserver_process.wait()
+        for process in self.by_host.values():
+            if process.host.role and process.state != "exited":
+                process.state, process.status = "exited", None
+        if not self._forkserver_ready:
+            raise StartError(f"loading the model failed{tail(self._record.log('forkserver'), status)}")
+
+    def _spawn(self, host: HostPlan, api_fd: int | None) -> None:
+        assert self._forkserver is not None
+        process = self._new_process(host)
+        readable, writable = os.pipe()
+        fds, fd_names = [writable], [READY_FD]
+        if api_fd is not None:
+            fds.append(api_fd)
+            fd_names.append(API_FD)
+        request = {
+            "op": "spawn",
+            "host": host.name,
+            "env": host_environment(self._plan, host, self._secret, str(self._record.results)),
+            "log": str(process.log),
+            "namespaces_of": self._node_pid(host.name),
+            "affinity": list(host.affinity) or None,
+            "cgroup": self._cgroup(host),
+            "nice": 0,
+            "fd_env": fd_names,
+        }
+        socket.send_fds(self._forkserver, [json.dumps(request).encode()], fds)
+        os.close(writable)
+        self._selector.register(readable, selectors.EVENT_READ, lambda: self._on_ready(process, readable))
+
+    def _on_ready(self, process: HostProcess, readable: int) -> None:
+        if os.read(readable, 64):
+            process.state = "ready"
+        self._selector.unregister(readable)
+        os.close(readable)
+
+    # -- command: hosts -------------------------------------------------------------------------------------------
+
+    def _run_command(self, host: HostPlan) -> None:
+        assert host.command is not None
+        process = self._new_process(host)
+        environment = {**os.environ, **host_environment(self._plan, host, self._secret, str(self._record.results))}
+        pid = self._node_pid(host.name)
+        cgroup = self._cgroup(host)
+
+        def enter_host() -> None:
+            if cgroup is not None:
+                (Path(cgroup) / "cgroup.procs").write_text("0")
+            if host.affinity:
+                os.sched_setaffinity(0, host.affinity)
+            network = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY)
+            mounts = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY)
+            setns(network, CLONE_NEWNET)
+            setns(mounts, CLONE_NEWNS)
+            call("prctl", 1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG, SIGKILL
+
+        with process.log.open("ab") as log:
+            child = subprocess.Popen(
+                ["/bin/sh", "-c", host.command],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=enter_host,
+                start_new_session=True,
+            )
+        process.pid, process.state = child.pid, "running"
+
+    def _reap_command(self, process: HostProcess) -> None:
+        assert process.pid is not None
+        pid, status = os.waitpid(process.pid, os.WNOHANG)
+        if pid:
+            process.state, process.status = "exited", os.waitstatus_to_exitcode(status)
+
+    def _new_process(self, host: HostPlan) -> HostProcess:
+        process = HostProcess(host, self._record.log(host.name))
+        process.log.touch()
+        self.by_host[host.name] = process
+        return process
+
+    def _cgroup(self, host: HostPlan) -> str | None:
+        return None if host.quota is None else str(cgroups.create(self._plan.name, host.name, host.quota))
+
+
+def describe_exit(status: int | None) -> str:
+    """`ended with status 1`, `was ended by signal 9`."""
+    if status is None:
+        return "ended"
+    return f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
+
+
+def tail(log: Path, status: int | None = None, lines: int = 12) -> str:
+    """The end of a log, indented, for an error message."""
+    try:
+        text = log.read_text(errors="replace").strip().splitlines()[-lines:]
+    except OSError:
+        text = []
+    head = "" if status is None else f" ({describe_exit(status)})"
+    return head + "".join(f"\n    {line}" for line in text)

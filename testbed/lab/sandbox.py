@@ -1,0 +1,176 @@
+"""The lab's sandbox: a guardian outside, and inside new network, PID and mount namespaces a reaper as PID 1
+whose child is the supervisor.
+
+    pddbed up --fork--> guardian --fork--> PID 1 (reaper) --fork--> supervisor --> Mininet, relays, workers
+
+When the supervisor ends, however it ends, PID 1 exits and the kernel removes every process and interface of the
+lab; the guardian then sweeps what the kernel does not know: cgroup directories and the record. When the guardian
+ends first, PID 1 gets SIGKILL, and the next pddbed command sweeps. Owns no networking and no control protocol.
+"""
+
+import ctypes
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from testbed.lab.record import Record
+from testbed.netns import CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWUSER, call
+
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
+MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
+
+
+def start(
+    record: Record, supervisor: Callable[[], int], tether: int, started: int, keep: tuple[int, ...] = ()
+) -> int:
+    """Fork the guardian of `record`; returns its pid once it holds the record's lock.
+
+    `supervisor` runs inside the sandbox, its result is the exit status. `tether` is the read end of a pipe whose
+    write end only the caller holds: if the caller dies before the supervisor reports through `started` (the write
+    end of another pipe, closed here), the lab is taken down again. The supervisor inherits
+    `started` and the descriptors in `keep`, nothing else.
+    """
+    held, holding = os.pipe()
+    guardian = os.fork()
+    if guardian:
+        for fd in (holding, tether, started):
+            os.close(fd)
+        ready = os.read(held, 1)
+        os.close(held)
+        if not ready:
+            os.waitpid(guardian, 0)
+            raise OSError("the guardian process ended before it held the lab's lock")
+        return guardian
+    os.close(held)
+    status = 1
+    try:
+        os.setsid()
+        _detach_output(record.log("guardian"))
+        _close_all_but(holding, tether, started, *keep)
+        record.take()
+        os.write(holding, b"1")
+        os.close(holding)
+        status = _guard(record, supervisor, tether, started)
+    except BaseException as error:  # a forked child must never return into the caller's code
+        print(f"guardian: {error!r}", file=sys.stderr, flush=True)
+    finally:
+        os._exit(status)
+
+
+def _detach_output(log: Path) -> None:
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.close(null)
+    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)
+
+
+def _close_all_but(*keep: int) -> None:
+    """Drop every inherited descriptor, the registry's lock above all, so that none outlives its owner here."""
+    edges = [2, *sorted(keep), os.sysconf("SC_OPEN_MAX")]
+    for low, high in zip(edges, edges[1:], strict=False):
+        os.closerange(low + 1, high)
+
+
+def _guard(record: Record, supervisor: Callable[[], int], tether: int, started: int) -> int:
+    """Run the sandbox to its end, then sweep. SIGTERM and SIGINT end it at once."""
+    user_namespace = CLONE_NEWUSER if os.geteuid() != 0 else 0
+    uid, gid = os.geteuid(), os.getegid()
+    call("unshare", CLONE_NEWPID | user_namespace)
+    if user_namespace:
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"0 {uid} 1")
+        Path("/proc/self/gid_map").write_text(f"0 {gid} 1")
+    alive, guarding = os.pipe()
+    init = os.fork()
+    if init == 0:
+        os.close(guarding)
+        os.close(tether)
+        try:
+            _run_init(record, supervisor, alive)
+        finally:
+            os._exit(1)
+    os.close(alive)
+    os.close(started)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: os.kill(init, signal.SIGKILL))
+    _follow_tether(tether, init)
+    _, status = os.waitpid(init, 0)
+    os.close(guarding)
+    record.sweep()
+    return os.waitstatus_to_exitcode(status) & 0xFF
+
+
+def _follow_tether(tether: int, init: int) -> None:
+    """Until the lab is up (a byte) or over: when the starting command vanishes, end the lab."""
+    watch = os.pidfd_open(init)
+    poll = select.poll()
+    poll.register(tether, select.POLLIN)
+    poll.register(watch, select.POLLIN)
+    events = dict(poll.poll())
+    if watch not in events and not os.read(tether, 1):
+        os.kill(init, signal.SIGKILL)
+    os.close(watch)
+    os.close(tether)
+
+
+def _run_init(record: Record, supervisor: Callable[[], int], alive: int) -> None:
+    """PID 1 of the lab: set the stage, start the supervisor, reap until it ends."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    poll = select.poll()
+    poll.register(alive, select.POLLIN)
+    if poll.poll(0):  # the guardian died before the line above took effect
+        os._exit(1)
+    call("unshare", CLONE_NEWNET | CLONE_NEWNS)
+    _mount_private_views(record)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            os.close(alive)
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                signal.signal(number, signal.SIG_DFL)
+            name_process("pddbed-lab")
+            status = supervisor()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+    name_process("pddbed-init")
+    while True:
+        pid, status = os.wait()
+        if pid == child:
+            os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+
+
+def _mount_private_views(record: Record) -> None:
+    """A /proc and /sys of the lab's own namespaces, its own /etc/hosts, and nothing that spreads to the machine."""
+    _mount(None, "/", None, MS_REC | MS_PRIVATE)
+    _mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    cgroups = os.open("/sys/fs/cgroup", os.O_PATH | os.O_CLOEXEC) if Path("/sys/fs/cgroup").is_dir() else None
+    _mount("sysfs", "/sys", "sysfs", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    if cgroups is not None:
+        _mount(f"/proc/self/fd/{cgroups}", "/sys/fs/cgroup", None, MS_BIND | MS_REC)
+        os.close(cgroups)
+    _mount(str(record.hosts_file), "/etc/hosts", None, MS_BIND)
+
+
+def _mount(source: str | None, target: str, kind: str | None, flags: int) -> None:
+    encoded = [None if text is None else os.fsencode(text) for text in (source, target, kind)]
+    try:
+        call("mount", *encoded, ctypes.c_ulong(flags), None)
+    except OSError as error:
+        raise OSError(error.errno, f"mount {source or ''} on {target}: {os.strerror(error.errno or 0)}") from None
+
+
+def name_process(name: str) -> None:
+    """Set what `ps` and /proc/PID/comm show (15 bytes)."""
+    call("prctl", PR_SET_NAME, name.encode()[:15], 0, 0, 0)

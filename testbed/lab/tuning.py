@@ -1,0 +1,69 @@
+"""Kernel settings of the lab's namespaces: TCP buffers from the bandwidth-delay product, forwarding, no IPv6.
+
+Every setting here is per network namespace; nothing of the machine changes.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from testbed.impairment import bdp_bytes
+from testbed.netns import network_namespace_of
+from testbed.topology.plan import RoutePlan, WanPlan
+
+MIN_TCP_BUFFER = 6 * 1024 * 1024  # Linux's own default maximum
+MAX_TCP_BUFFER = 2**31 - 1  # tcp_rmem and tcp_wmem are ints
+UNLIMITED_RATE_BPS = 10_000_000_000  # what buffers are sized for on a link without a rate limit
+
+
+def disable_ipv6(settings: Path = Path("/proc/sys/net/ipv6/conf")) -> None:
+    """Labs are IPv4 only: router solicitations and DAD would put packets on the links that nobody asked for."""
+    for name in ("all", "default"):
+        setting = settings / name / "disable_ipv6"
+        if setting.exists():
+            setting.write_text("1")
+
+
+def _write(settings: Mapping[str, str]) -> None:
+    for name, value in settings.items():
+        (Path("/proc/sys/net") / name).write_text(value)
+
+
+def tcp_buffer_bytes(route: RoutePlan) -> int:
+    """Largest socket buffer for a path: three BDPs, since the kernel counts its own overhead against the limit."""
+    rate_bps = route.rate_bps or UNLIMITED_RATE_BPS
+    return min(MAX_TCP_BUFFER, max(MIN_TCP_BUFFER, 3 * bdp_bytes(rate_bps, route.rtt_ns)))
+
+
+def tune_host(pid: int, routes: Iterable[RoutePlan]) -> None:
+    """A host sends and receives at the rate of its slowest, longest path without waiting for a window."""
+    largest = max((tcp_buffer_bytes(route) for route in routes), default=MIN_TCP_BUFFER)
+    with network_namespace_of(pid):
+        disable_ipv6()
+        _write(
+            {
+                "ipv4/tcp_rmem": f"4096 131072 {largest}",
+                "ipv4/tcp_wmem": f"4096 65536 {largest}",
+                "ipv4/tcp_slow_start_after_idle": "0",
+                "ipv4/tcp_no_metrics_save": "1",  # one run's congestion must not shape the next
+            }
+        )
+
+
+def tune_router(pid: int) -> None:
+    with network_namespace_of(pid):
+        disable_ipv6()
+        _write({"ipv4/ip_forward": "1", "ipv4/conf/all/send_redirects": "0"})
+
+
+def route_metrics(route: RoutePlan, wan: WanPlan) -> dict[str, Any]:
+    """Per-route TCP: the WAN's MTU (hosts have jumbo frames), congestion control and initial window.
+
+    The congestion control goes on the route because the sysctl is refused in a namespace when the machine does
+    not list the algorithm in tcp_allowed_congestion_control.
+    """
+    return {
+        "mtu": route.mtu,
+        "cc_algo": wan.congestion,
+        "initcwnd": wan.initial_window,
+    }
