@@ -4,7 +4,7 @@ Owns the strict reading (`20ms`, `1.5gbit`, `8MiB`, `0.1%`) and the shortest exa
 quantity inside the program: nanoseconds, bits per second, bytes, shares of 1. Knows no file and no field.
 
 The grammar is narrower than tc's on purpose: there `20` means 20 microseconds for a delay and bits for a
-rate, `mbps` means mega*bytes*, and `kb` is 1,024 bytes. Here a unit is required, with one spelling and meaning.
+rate, `mbps` means mega*bytes*, and `kb` is 1,024 bytes. Here a unit is required, one spelling, one meaning.
 """
 
 import re
@@ -53,7 +53,7 @@ class Quantity:
         if unit in self.traps:
             raise UnitError(f"{shown}: {self.traps[unit]}")
         if unit not in self.units:
-            raise UnitError(f'{shown} has an unknown unit "{_printable(unit)}"; write {self.accepted}')
+            raise UnitError(f'{shown} has an unknown unit "{printable(unit)}"; write {self.accepted}')
         value = Fraction(number) * self.units[unit]
         if value.denominator != 1:
             raise UnitError(f"{shown} is not a whole number of {self.base}; write fewer digits")
@@ -173,7 +173,7 @@ def parse_percent(text: Any, most: int = 100) -> float:
     number, unit = _split(text, PERCENT_ACCEPTED, missing="percent sign")
     if unit != "%":
         raise UnitError(
-            f'{shown} does not end in a percent sign but in "{_printable(unit)}"; write {PERCENT_ACCEPTED}'
+            f'{shown} does not end in a percent sign but in "{printable(unit)}"; write {PERCENT_ACCEPTED}'
         )
     value = Fraction(number)
     if value > most:
@@ -210,10 +210,11 @@ def quote(value: Any, most: int = 60) -> str:
     text = value if isinstance(value, str) else str(value)
     if len(text) > most:
         text = text[: most - 3] + "..."
-    return f'"{_printable(text)}"'
+    return f'"{printable(text)}"'
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
+    """`text` on one line, control characters escaped (an error message must not drive the terminal)."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -236,7 +237,7 @@ def _split(text: str, accepted: str, missing: str = "unit") -> tuple[str, str]:
     if not unit:
         raise UnitError(f"{shown} has no {missing}; write {accepted}")
     if text != number + unit:
-        raise UnitError(f"{shown} has a space in it; write {number}{unit}")
+        raise UnitError(f"{shown} has a space in it; write {printable(number + unit)}")
     return number, unit
 
 

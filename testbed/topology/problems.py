@@ -1,0 +1,58 @@
+"""What is wrong with a topology file: one `Problem` per mistake, all of them in one `TopologyErrors`.
+
+Owns the form of an error (file:line:column, path, sentence, the line itself); finds no errors.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from testbed.units import quote
+
+Path = tuple[str | int, ...]
+_PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+
+
+def dotted(path: Path) -> str:
+    """A path as people write it: `wan[0].delay`, `datacenters.main.hosts["edge-1.rack:2"].role`."""
+    text = ""
+    for step in path:
+        if isinstance(step, int):
+            text += f"[{step}]"
+        elif _PLAIN_KEY.fullmatch(step):
+            text += f".{step}" if text else step
+        else:
+            text += f"[{quote(step)}]"
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One mistake. `line` and `column` count from 1; None when the file could not be read at all."""
+
+    file: str
+    line: int | None
+    column: int | None
+    path: str  # `wan[0].delay`; empty for the file as a whole
+    message: str  # one sentence: the value, what is wrong, what would be accepted
+    source: str = ""  # the line itself, for an excerpt
+    width: int = 1  # characters of `source` that the problem is about
+
+    def __str__(self) -> str:
+        place = self.file if self.line is None else f"{self.file}:{self.line}:{self.column}"
+        return f"{place}: {self.path}: {self.message}" if self.path else f"{place}: {self.message}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        return asdict(self)
+
+
+class TopologyErrors(Exception):
+    """A topology file cannot be used. `problems` has every mistake, in the order of the file."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(
+            sorted(set(problems), key=lambda p: (p.line or 0, p.column or 0, p.path, p.message))
+        )
+        super().__init__("\n".join(map(str, self.problems)))
