@@ -1,7 +1,7 @@
 """`pddbed exec` and `pddbed shell`: commands inside a host of the lab. Their status is the command's own."""
 
-import os
 import sys
+from pathlib import Path
 
 import click
 
@@ -35,5 +35,5 @@ def shell(lab: str | None, host: str) -> None:
 
     record = find_record(lab)
     prompt = {"PS1": rf"\[\e[1;36m\]{record.name}/{host}\[\e[0m\]:\w# "}
-    command = ["bash", "--norc", "-i"] if os.path.exists("/bin/bash") else ["/bin/sh", "-i"]
+    command = ["bash", "--norc", "-i"] if Path("/bin/bash").exists() else ["/bin/sh", "-i"]
     sys.exit(run_inside(record, host, command, prompt))

@@ -27,7 +27,9 @@ def logs(host: str | None, lab: str | None, follow: bool) -> None:
     try:
         while True:
             for file in files:
-                offsets[file] += _print_from(file, offsets[file], label=None if host else file.name.removesuffix(".log"))
+                offsets[file] += _print_from(
+                    file, offsets[file], label=None if host else file.name.removesuffix(".log")
+                )
             if not follow or record.guardian_pid() is None:
                 return
             time.sleep(0.2)

@@ -12,9 +12,7 @@ from testbed.lab.record import LabError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-lab_option = click.option(
-    "--lab", "-l", "lab", metavar="NAME", help="Which lab, where several are up."
-)
+lab_option = click.option("--lab", "-l", "lab", metavar="NAME", help="Which lab, where several are up.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 
 

@@ -55,7 +55,17 @@ def _link_table(links: list[dict[str, Any]]) -> Any:
     from testbed.units import format_duration, format_rate, format_size
 
     table = Table(box=None, pad_edge=False)
-    for title in ("LINK", "DIRECTION", "DRIVER", "RATE", "DELAY", "QUEUE", "PACKETS", "QUEUE DROPS", "UNASKED"):
+    for title in (
+        "LINK",
+        "DIRECTION",
+        "DRIVER",
+        "RATE",
+        "DELAY",
+        "QUEUE",
+        "PACKETS",
+        "QUEUE DROPS",
+        "UNASKED",
+    ):
         table.add_column(title)
     for link in links:
         ends = link["between"]

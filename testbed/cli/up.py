@@ -92,7 +92,9 @@ def _stay(name: str) -> None:
 
 
 def _summary(state: dict[str, Any], seconds: float) -> None:
-    click.echo(f'lab "{state["name"]}" is up after {seconds:.1f} s: {state["hosts"]} hosts, WAN driver {state["driver"]}')
+    click.echo(
+        f'lab "{state["name"]}" is up after {seconds:.1f} s: {state["hosts"]} hosts, WAN driver {state["driver"]}'
+    )
     for link in state.get("measured", []):
         click.echo(f"  {link['name']}: {link['rtt_ms']:.2f} ms round trip measured, {link['asked_rtt_ms']:g} ms asked")
     if state["api"]:

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 from testbed.lab.control import ask_lab
 from testbed.lab.record import Record
@@ -34,8 +35,8 @@ def run_inside(record: Record, host: str, command: list[str], environment: dict[
 
 def _become(namespaces: dict[str, int], command: list[str], environment: dict[str, str]) -> None:
     """Join the namespaces, fork into the PID namespace, replace the child with the command."""
-    own_user = os.stat("/proc/self/ns/user").st_ino
-    directory = os.getcwd()
+    own_user = Path("/proc/self/ns/user").stat().st_ino
+    directory = Path.cwd()
     if os.fstat(namespaces["user"]).st_ino != own_user:
         setns(namespaces["user"], KINDS["user"])
     setns(namespaces["pid"], KINDS["pid"])  # takes effect for children only, hence the fork
@@ -69,4 +70,3 @@ def _wait(child: int) -> int:
             signal.signal(number, handler)
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
-

@@ -40,7 +40,7 @@ class VethLink(Link):
         super().__init__(node1, node2, **{**params, "intf": Interface})
 
     @classmethod
-    def makeIntfPair(  # noqa: N802 (Mininet's name)
+    def makeIntfPair(
         cls,
         intfname1: str,
         intfname2: str,
@@ -48,7 +48,7 @@ class VethLink(Link):
         addr2: str | None = None,
         node1: Node | None = None,
         node2: Node | None = None,
-        deleteIntfs: bool = True,  # noqa: N803
+        deleteIntfs: bool = True,
     ) -> None:
         assert node1 is not None
         assert node2 is not None
@@ -68,11 +68,18 @@ class Bridge(Switch):
     def setup(cls) -> None:
         return
 
-    def startShell(self, mnopts: str | None = None) -> None:  # noqa: N802 (Mininet's name)
+    def startShell(self, mnopts: str | None = None) -> None:
         """Create the bridge: no spanning tree, so that ports forward at once."""
         self.pid = os.getpid()
         with netlink_in(self.pid) as ip:
-            ip.link("add", ifname=self.name, kind="bridge", br_stp_state=0, br_forward_delay=0, br_mcast_snooping=0)
+            ip.link(
+                "add",
+                ifname=self.name,
+                kind="bridge",
+                br_stp_state=0,
+                br_forward_delay=0,
+                br_mcast_snooping=0,
+            )
 
     def start(self, controllers: list[Any]) -> None:
         """Enslave this switch's ports and raise them."""

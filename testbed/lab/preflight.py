@@ -30,7 +30,9 @@ def check(plan: LabPlan, wan_driver: str, with_workers: bool) -> Readiness:
     if shutil.which("mnexec") is None:
         problems.append("Mininet's mnexec is not on PATH; install it with: apt-get install mininet")
     if shutil.which("bash") is None:
-        problems.append("bash is not on PATH, and Mininet's nodes are bash shells; install it with: apt-get install bash")
+        problems.append(
+            "bash is not on PATH, and Mininet's nodes are bash shells; install it with: apt-get install bash"
+        )
     if os.geteuid() != 0 and not kernel.user_namespaces_work():
         problems.append("building namespaces needs root here (user namespaces are not allowed); use sudo pddbed up ...")
         return readiness
@@ -56,6 +58,10 @@ def _check_cpus(readiness: Readiness) -> None:
         if missing:
             numbers = ", ".join(map(str, missing))
             have = ", ".join(map(str, sorted(usable)))
-            readiness.problems.append(f'host "{host.name}": CPU {numbers} is not available here (available: {have}); change cpu.affinity')
+            readiness.problems.append(
+                f'host "{host.name}": CPU {numbers} is not available here (available: {have}); change cpu.affinity'
+            )
         if host.quota is not None and cgroups.cpu_controller() is None:
-            readiness.problems.append(f'host "{host.name}": no cpu cgroup controller is mounted, so cpu.quota cannot hold; leave it out')
+            readiness.problems.append(
+                f'host "{host.name}": no cpu cgroup controller is mounted, so cpu.quota cannot hold; leave it out'
+            )

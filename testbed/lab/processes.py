@@ -74,7 +74,9 @@ class HostProcesses:
             if host.command:
                 self._run_command(host)
         self._wait(
-            lambda: all(process.state != "starting" for process in self.by_host.values()), deadline, "the workers"
+            lambda: all(process.state != "starting" for process in self.by_host.values()),
+            deadline,
+            "the workers",
         )
 
     def watch(self, timeout_s: float) -> None:
@@ -98,8 +100,7 @@ class HostProcesses:
             for process in self.by_host.values():
                 if process.state == "exited" and process.host.role:
                     raise StartError(
-                        f"{process.host.role} {process.host.name} {describe_exit(process.status)}"
-                        + tail(process.log)
+                        f"{process.host.role} {process.host.name} {describe_exit(process.status)}" + tail(process.log)
                     )
             if time.monotonic() > deadline:
                 waiting = ", ".join(name for name, process in self.by_host.items() if process.state == "starting")
@@ -196,7 +197,10 @@ class HostProcesses:
     def _run_command(self, host: HostPlan) -> None:
         assert host.command is not None
         process = self._new_process(host)
-        environment = {**os.environ, **host_environment(self._plan, host, self._secret, str(self._record.results))}
+        environment = {
+            **os.environ,
+            **host_environment(self._plan, host, self._secret, str(self._record.results)),
+        }
         pid = self._node_pid(host.name)
         cgroup = self._cgroup(host)
 

@@ -54,9 +54,7 @@ def wait_until_reachable(paths: list[Path], patience_s: float = 10.0, interval_s
             probe.close()
 
 
-def _ping(
-    paths: list[Path], sockets: dict[str, socket.socket], patience_s: float, interval_s: float
-) -> dict[str, int]:
+def _ping(paths: list[Path], sockets: dict[str, socket.socket], patience_s: float, interval_s: float) -> dict[str, int]:
     identifier = os.getpid() & 0xFFFF
     best: dict[str, int] = {}
     next_send = dict.fromkeys((path.name for path in paths), 0.0)

@@ -165,7 +165,9 @@ def find_record(name: str | None) -> Record:
         for record in records:
             if record.name == name:
                 return record
-        raise LabError(f'no lab "{name}" is up; ' + (f"these are: {names}" if names else "start one with: pddbed up FILE"))
+        raise LabError(
+            f'no lab "{name}" is up; ' + (f"these are: {names}" if names else "start one with: pddbed up FILE")
+        )
     if not records:
         raise LabError("no lab is up; start one with: pddbed up FILE")
     if len(records) > 1:

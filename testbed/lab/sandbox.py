@@ -9,6 +9,7 @@ ends first, PID 1 gets SIGKILL, and the next pddbed command sweeps. Owns no netw
 """
 
 import ctypes
+import itertools
 import os
 import select
 import signal
@@ -24,9 +25,7 @@ MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 
 
-def start(
-    record: Record, supervisor: Callable[[], int], tether: int, started: int, keep: tuple[int, ...] = ()
-) -> int:
+def start(record: Record, supervisor: Callable[[], int], tether: int, started: int, keep: tuple[int, ...] = ()) -> int:
     """Fork the guardian of `record`; returns its pid once it holds the record's lock.
 
     `supervisor` runs inside the sandbox, its result is the exit status. `tether` is the read end of a pipe whose
@@ -74,7 +73,7 @@ def _detach_output(log: Path) -> None:
 def _close_all_but(*keep: int) -> None:
     """Drop every inherited descriptor, the registry's lock above all, so that none outlives its owner here."""
     edges = [2, *sorted(keep), os.sysconf("SC_OPEN_MAX")]
-    for low, high in zip(edges, edges[1:], strict=False):
+    for low, high in itertools.pairwise(edges):
         os.closerange(low + 1, high)
 
 

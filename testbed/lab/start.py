@@ -30,7 +30,7 @@ class UpOptions:
     api: tuple[str, int] | None
 
 
-def open_api_socket(address: str, port: int) -> socket.socket:
+def listen(what: str, remedy: str, address: str, port: int) -> socket.socket:
     """Listen on the machine, before the lab enters its namespaces: a socket belongs to the one it was made in."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -40,8 +40,7 @@ def open_api_socket(address: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise LabError(
-            f"the API cannot listen on {address}:{port} ({os.strerror(error.errno or 0)}); "
-            "choose another address with --api HOST:PORT, or --api auto"
+            f"{what} cannot listen on {address}:{port} ({os.strerror(error.errno) if error.errno else error}); {remedy}"
         ) from None
     return listener
 
@@ -54,14 +53,15 @@ def up(plan: LabPlan, options: UpOptions, on_event: Callable[[dict[str, Any]], N
     tether, holding = os.pipe()
     following, started = os.pipe()
     with registry() as root:
-        api = open_api_socket(*options.api) if options.api else None
+        api, published = _open_sockets(plan, options)
         record = create_record(root, plan.name)
         write_hosts_file(plan, record)
-        settings = Settings(options.driver, options.with_workers, api, started)
-        keep = (api.fileno(),) if api else ()
+        settings = Settings(options.driver, options.with_workers, api, published, started)
+        listening = [entry[0] for entries in published.values() for entry in entries] + ([api] if api else [])
+        keep = tuple(listener.fileno() for listener in listening)
         guardian = sandbox.start(record, Supervisor(plan, record, settings).run, tether, started, keep)
-    if api:
-        api.close()
+    for listener in listening:
+        listener.close()
     try:
         state = _follow(following, on_event)
         os.write(holding, b"1")
@@ -76,6 +76,29 @@ def up(plan: LabPlan, options: UpOptions, on_event: Callable[[dict[str, Any]], N
     finally:
         os.close(holding)
         os.close(following)
+
+
+def _open_sockets(
+    plan: LabPlan, options: UpOptions
+) -> tuple[socket.socket | None, dict[str, list[tuple[socket.socket, int]]]]:
+    """The gateway's socket and those of `publish:`, all or none."""
+    opened: list[socket.socket] = []
+    try:
+        api = None
+        if options.api:
+            api = listen("the API", "choose another address with --api HOST:PORT, or --api auto", *options.api)
+            opened.append(api)
+        published: dict[str, list[tuple[socket.socket, int]]] = {}
+        for host in plan.hosts if options.with_workers else ():
+            for entry in host.publish:
+                remedy = f'change "publish" of host "{host.name}"'
+                opened.append(listen("publish", remedy, entry.listen_address, entry.listen_port))
+                published.setdefault(host.name, []).append((opened[-1], entry.host_port))
+    except LabError:
+        for listener in opened:
+            listener.close()
+        raise
+    return api, published
 
 
 def _follow(following: int, on_event: Callable[[dict[str, Any]], None]) -> dict[str, Any]:

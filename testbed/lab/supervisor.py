@@ -9,6 +9,8 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,6 +19,7 @@ from testbed.lab import reachability
 from testbed.lab.control import ControlServer, Reply
 from testbed.lab.environment import hosts_file
 from testbed.lab.processes import HostProcesses, StartError
+from testbed.lab.publish import publish
 from testbed.lab.record import Record
 from testbed.links.base import LinkError
 from testbed.netns import netlink_in
@@ -31,7 +34,8 @@ class Settings:
 
     driver: str  # netem | userspace, for links whose file says auto
     with_workers: bool
-    api: socket.socket | None  # listening, opened on the machine
+    api: socket.socket | None  # listening, opened on the machine, for the gateway
+    published: Mapping[str, Sequence[tuple[socket.socket, int]]]  # host -> (listening socket, port in the host)
     started_fd: int  # where progress and the outcome are reported, one JSON object a line
 
 
@@ -72,13 +76,24 @@ class Supervisor:
         self._processes = HostProcesses(self._plan, self._record, self._node_pid)
         if self._settings.with_workers:
             self._processes.warm_up()
-        self._report(event="step", text=f"building {len(self._plan.hosts)} hosts in {len(self._plan.datacenters)} datacenters")
+        self._report(
+            event="step",
+            text=f"building {len(self._plan.hosts)} hosts in {len(self._plan.datacenters)} datacenters",
+        )
         self._network = lab_network.build(self._plan, self._settings.driver, self._record.directory / "logs")
         self._report(event="step", text="waiting until every path forwards")
         self._measured_rtt_ns = reachability.wait_until_reachable(_paths(self._plan, self._network))
         if self._settings.with_workers:
             api_fd = self._settings.api.fileno() if self._settings.api else None
             self._processes.start(api_fd, lambda text: self._report(event="step", text=text), WORKER_PATIENCE_S)
+        for host in self._plan.hosts:
+            if host.name in self._settings.published:
+                publish(
+                    host.name,
+                    self._node_pid(host.name),
+                    str(host.address.ip),
+                    self._settings.published[host.name],
+                )
         if self._settings.api:
             self._settings.api.close()  # the gateway holds it; without one, connections are refused, not left waiting
 
@@ -126,7 +141,14 @@ class Supervisor:
             "workers": self._settings.with_workers,
             "started": time.time(),
             "hosts": len(self._plan.hosts),
-            "links": [wan.name for wan in self._plan.wans],
+            "measured": [
+                {
+                    "name": wan.name,
+                    "asked_rtt_ms": wan.rtt_ns / 1e6,
+                    "rtt_ms": self._measured_rtt_ns[wan.name] / 1e6,
+                }
+                for wan in self._plan.wans
+            ],
         }
 
     def _status(self) -> dict[str, Any]:
@@ -159,14 +181,17 @@ class Supervisor:
             }
             for host in self._plan.hosts
         ]
-        return {**self._record.state(), "uptime_s": time.monotonic() - self._began, "hosts": hosts, "links": links}
+        return {
+            **self._record.state(),
+            "uptime_s": time.monotonic() - self._began,
+            "hosts": hosts,
+            "links": links,
+        }
 
     def _report(self, **event: Any) -> None:
         line = json.dumps(event).encode() + b"\n"
-        try:
+        with suppress(OSError):  # the starting command is gone; the guardian ends this lab
             os.write(self._settings.started_fd, line)
-        except OSError:  # the starting command is gone; the guardian ends this lab
-            pass
 
 
 def _paths(plan: LabPlan, network: lab_network.Network) -> list[reachability.Path]:
