@@ -1,4 +1,4 @@
-"""The lab's supervisor, a child of the lab's PID 1: builds the network, starts the processes, serves the control socket.
+"""The lab's supervisor, a child of the lab's PID 1: builds the network, starts processes, serves the control socket.
 
 Everything it makes lives in the sandbox, so its death, however it comes, takes the whole lab with it.
 """
