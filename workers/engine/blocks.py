@@ -130,9 +130,7 @@ class BlockPool:
         free = set(self._free)
         assert len(free) == len(self._free), "a block is free twice"
         for block, count in enumerate(self._references):
-            assert (count == 0) == (block in free), (
-                f"block {block} has {count} references, free: {block in free}"
-            )
+            assert (count == 0) == (block in free), f"block {block} has {count} references, free: {block in free}"
         if holders is not None:
             held = [0] * self.num_blocks
             for block in (block for ids in holders for block in ids):

@@ -54,9 +54,7 @@ class Engine:
         config = self.loaded.config
         self._check(sequence.tokens, len(sequence.tokens))
         if not 0 < sequence.prompt_len <= len(sequence.tokens):
-            raise ValueError(
-                f"prompt of {sequence.prompt_len} tokens in a sequence of {len(sequence.tokens)}"
-            )
+            raise ValueError(f"prompt of {sequence.prompt_len} tokens in a sequence of {len(sequence.tokens)}")
         sequence.blocks = self.pool.allocate(self.pool.blocks_for(len(sequence.tokens)))
         sequence.note_finish(self._eos_ids, config.context_length)
 
@@ -146,9 +144,7 @@ class Engine:
             )
         for token in ids:
             if not 0 <= token < config.vocab:
-                raise ValueError(
-                    f'token {token} is outside the vocabulary of model "{config.name}" ({config.vocab})'
-                )
+                raise ValueError(f'token {token} is outside the vocabulary of model "{config.name}" ({config.vocab})')
 
 
 class ContextTooLong(ValueError):

@@ -14,9 +14,7 @@ from workers.models import LoadedModel
 def generate(loaded: LoadedModel, tokens: List[int], sampling: Sampling, block_size: int = 16) -> list[int]:
     """The answer to the prompt `tokens`, the end-of-text token included. Any other way must give the same."""
     context = min(len(tokens) + sampling.max_tokens, loaded.config.context_length)
-    pool = BlockPool(
-        loaded.config, -(-context // block_size), block_size, loaded.spec.dtype, loaded.spec.device
-    )
+    pool = BlockPool(loaded.config, -(-context // block_size), block_size, loaded.spec.dtype, loaded.spec.device)
     engine = Engine(loaded, pool)
     sequence = Sequence("control", list(tokens), len(tokens), sampling)
     engine.admit(sequence)

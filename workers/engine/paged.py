@@ -33,9 +33,7 @@ class PagedAttention:
         self._kv_heads = config.kv_heads
         device = pool.storage.device
         self._slots = [_slots(segment, pool.block_size).to(device) for segment in segments]
-        self._new_slots = torch.cat(
-            [slots[s.start :] for slots, s in zip(self._slots, segments, strict=True)]
-        )
+        self._new_slots = torch.cat([slots[s.start :] for slots, s in zip(self._slots, segments, strict=True)])
         self._lengths = [segment.end - segment.start for segment in segments]
         self._masks = [_mask(segment, device) for segment in segments]
 
@@ -50,9 +48,7 @@ class PagedAttention:
         queries = queries.view(tokens, kv_heads, heads // kv_heads, head_dim)
         outputs = []
         for part, slots, mask in zip(queries.split(self._lengths), self._slots, self._masks, strict=True):
-            keys, values = memory.index_select(0, slots).permute(
-                1, 2, 0, 3
-            )  # each [kv_heads, length, head_dim]
+            keys, values = memory.index_select(0, slots).permute(1, 2, 0, 3)  # each [kv_heads, length, head_dim]
             if len(part) == 1:
                 # The queries of a group take the place of query positions: all of them see all keys.
                 output = F.scaled_dot_product_attention(part, keys[None], values[None])

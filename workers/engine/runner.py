@@ -58,9 +58,7 @@ class EngineRunner:
     def start(self) -> None:
         """Starts the compute thread; sequences may be made before, computed only after."""
         assert self._task is None, "the runner is started once"
-        self._thread = ThreadPoolExecutor(
-            1, "engine", initializer=lambda: torch.set_num_threads(self._threads)
-        )
+        self._thread = ThreadPoolExecutor(1, "engine", initializer=lambda: torch.set_num_threads(self._threads))
         self._task = asyncio.get_running_loop().create_task(self._run(), name="engine-runner")
 
     async def close(self) -> None:
@@ -98,9 +96,7 @@ class EngineRunner:
         its finish reason. Raises Stopped when stopped or freed meanwhile, OutOfBlocks when memory runs out.
         """
         if not sequence.pending:
-            raise ValueError(
-                f'sequence "{sequence.id}" has no pending token; there are no logits to sample from'
-            )
+            raise ValueError(f'sequence "{sequence.id}" has no pending token; there are no logits to sample from')
         job = self._begin(sequence, once=True)
         try:
             item = await job.queue.get()

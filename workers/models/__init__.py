@@ -1,7 +1,30 @@
-"""Models: configuration, loaders, tokenizers and the decoder. Knows no blocks, batches or networks."""
+"""Models: configuration, loaders, tokenizers and the decoder. Knows no blocks, batches or networks.
 
-from workers.models.config import ModelConfig, ModelError, ModelSpec
-from workers.models.load import LoadedModel, load_model
-from workers.models.tokenizer import Detokenizer, Tokenizer
+Names are imported on first use: the command line asks for the catalogue alone and should not wait for torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from workers.models.config import ModelConfig, ModelError, ModelSpec
+    from workers.models.load import LoadedModel, load_model
+    from workers.models.tokenizer import Detokenizer, Tokenizer
+
+_HOMES = {
+    "ModelConfig": "config",
+    "ModelError": "config",
+    "ModelSpec": "config",
+    "LoadedModel": "load",
+    "load_model": "load",
+    "Detokenizer": "tokenizer",
+    "Tokenizer": "tokenizer",
+}
 
 __all__ = ["Detokenizer", "LoadedModel", "ModelConfig", "ModelError", "ModelSpec", "Tokenizer", "load_model"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"workers.models.{_HOMES[name]}"), name)

@@ -26,13 +26,9 @@ def render_chat(
     refuses the messages (say, an unknown role).
     """
     try:
-        return _compile(template).render(
-            messages=messages, add_generation_prompt=True, **(special_tokens or {})
-        )
+        return _compile(template).render(messages=messages, add_generation_prompt=True, **(special_tokens or {}))
     except TemplateError as error:
-        raise ModelError(
-            f"the model's chat template refuses these messages: {error}; change the messages"
-        ) from error
+        raise ModelError(f"the model's chat template refuses these messages: {error}; change the messages") from error
 
 
 @lru_cache(maxsize=8)

@@ -92,9 +92,7 @@ class Decoder(nn.Module):
             layer(residual, phases, attention)
         if rows is not None:
             residual = residual[rows]
-        return F.linear(
-            F.rms_norm(residual, (self.config.hidden,), self.norm, self.config.rms_eps), self.head
-        )
+        return F.linear(F.rms_norm(residual, (self.config.hidden,), self.norm, self.config.rms_eps), self.head)
 
 
 def _parameter(array: np.ndarray, dtype: str) -> nn.Parameter:

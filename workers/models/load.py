@@ -5,12 +5,17 @@ module.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
+from workers.models.catalogue import BUILT_IN, FETCHABLE
 from workers.models.config import ModelConfig, ModelError, ModelSpec
 from workers.models.decoder import Decoder
+from workers.models.fetch import verified_path
+from workers.models.from_gguf import load_gguf
+from workers.models.from_hf import load_hf
 from workers.models.tiny import TINY, tiny_weights
 from workers.models.tokenizer import ByteTokenizer, Tokenizer
-from workers.models.weights import DTYPES, check_shapes, fingerprint
+from workers.models.weights import DTYPES, Weights, check_shapes, fingerprint
 
 
 @dataclass(frozen=True)
@@ -32,12 +37,25 @@ def load_model(spec: ModelSpec) -> LoadedModel:
     """
     if spec.dtype not in DTYPES:
         raise ModelError(f'model "{spec.name}": unknown dtype "{spec.dtype}"; use one of {", ".join(DTYPES)}')
-    if spec.name == "tiny":
-        config, weights, tokenizer = TINY, tiny_weights(spec.seed), ByteTokenizer()
-    else:
-        raise ModelError(f'unknown model "{spec.name}"')
+    config, weights, tokenizer = _load(spec)
     check_shapes(config, weights)
     model = Decoder(config, weights, spec.dtype)
     if spec.device != "cpu":
         model.to(spec.device)
     return LoadedModel(spec, model, config, tokenizer, fingerprint(config, weights, spec.dtype))
+
+
+def _load(spec: ModelSpec) -> tuple[ModelConfig, Weights, Tokenizer]:
+    if spec.name == "tiny":
+        return TINY, tiny_weights(spec.seed), ByteTokenizer()
+    if spec.name in FETCHABLE:
+        return load_gguf(verified_path(FETCHABLE[spec.name]))
+    path = Path(spec.name)
+    if path.is_dir():
+        return load_hf(path)
+    if path.is_file():
+        return load_gguf(path)
+    known = ", ".join([*BUILT_IN, *FETCHABLE])
+    raise ModelError(
+        f'unknown model "{spec.name}": neither one of {known} nor an existing Hugging Face directory or .gguf file'
+    )

@@ -36,9 +36,7 @@ def tiny_weights(seed: int) -> dict[str, np.ndarray]:
     """Weights of `TINY`, float32; the same for a seed on every machine (numpy's PCG64)."""
     random = np.random.default_rng(seed)
     weights = {
-        name: np.ones(shape, np.float32)
-        if name.endswith("norm")
-        else random.normal(0.0, STD, shape).astype(np.float32)
+        name: np.ones(shape, np.float32) if name.endswith("norm") else random.normal(0.0, STD, shape).astype(np.float32)
         for name, shape in expected_shapes(TINY).items()
     }
     readable = np.zeros((TINY.vocab, 1), np.float32)

@@ -12,9 +12,7 @@ from workers.models.chat import render_chat
 
 BOS, EOS, BYTE_VOCAB = 256, 257, 258
 
-BYTE_CHAT_TEMPLATE = (
-    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant: "
-)
+BYTE_CHAT_TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant: "
 
 
 class Tokenizer(Protocol):
@@ -62,13 +60,18 @@ class Detokenizer:
         return self._utf8.decode(b"", final=True)
 
 
+def valid_text(text: str) -> str:
+    """`text` with lone surrogates, which JSON can carry and UTF-8 cannot, replaced by question marks."""
+    return text.encode("utf-8", "replace").decode()
+
+
 class ByteTokenizer:
     """One token a byte of UTF-8, plus one for the beginning and one for the end of a text."""
 
     eos_ids = frozenset({EOS})
 
     def encode(self, text: str) -> list[int]:
-        return [BOS, *text.encode("utf-8", "surrogatepass")]
+        return [BOS, *valid_text(text).encode()]
 
     def decode(self, ids: Sequence[int]) -> str:
         return b"".join(map(self.token_bytes, ids)).decode("utf-8", "replace")
