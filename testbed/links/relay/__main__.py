@@ -1,0 +1,112 @@
+"""The relay process: `python -m testbed.links.relay TUN_A TUN_B CONTROL`, three inherited descriptors.
+
+Owns what makes a Python process punctual: real-time priority, locked memory, no garbage collection, a heap
+that is not given back and faulted in again. The first control line is the start message (see `_start`).
+"""
+
+import ctypes
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+from functools import partial
+from time import monotonic_ns
+from typing import Any
+
+from testbed.impairment import Impairment
+from testbed.links.relay.control import Control
+from testbed.links.relay.lane import Lane
+from testbed.links.relay.loop import Load, run
+from testbed.links.relay.tun import write_frame
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_TIMERSLACK = 29
+_MCL_CURRENT_AND_FUTURE = 3
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
+_FIFO_PRIORITY = 20
+
+
+def main() -> None:
+    tun_a, tun_b, control_fd = (int(argument) for argument in sys.argv[1:4])
+    sock = socket.socket(fileno=control_fd)
+    _die_with_parent()
+    realtime = _be_punctual()
+    start = _start(sock)
+    if start is None:
+        return
+    now = monotonic_ns()
+    lanes = {
+        name: Lane(
+            Impairment.from_dict(start[name]["impairment"]),
+            start[name]["line_limit_bytes"],
+            partial(write_frame, fd),
+            now,
+        )
+        for name, fd in (("forward", tun_b), ("backward", tun_a))
+    }
+    load = Load(now)
+
+    def health() -> dict[str, Any]:
+        return {
+            "pid": os.getpid(),
+            "busy_last": round(load.busy_last, 4),
+            "busy_max": round(load.busy_max, 4),
+            **realtime,
+        }
+
+    sock.setblocking(False)
+    control = Control(sock, lanes, health)
+    sock.sendall(json.dumps({"ok": True, **health()}).encode() + b"\n")
+    gc.collect()
+    gc.freeze()
+    gc.disable()  # nothing in the loop makes cycles
+    run({tun_a: lanes["forward"], tun_b: lanes["backward"]}, control, load)
+
+
+def _start(sock: socket.socket) -> dict[str, Any] | None:
+    """The start message: {"forward": {"impairment": ..., "line_limit_bytes": N}, "backward": {...}}."""
+    line = sock.makefile("rb").readline()
+    return json.loads(line) if line else None
+
+
+def _die_with_parent() -> None:
+    """End with the process that started us, also where a forked copy of it still holds our control socket.
+
+    The kernel sends the signal when the parent *thread* ends; that alone is no reason to go.
+    """
+    parent = os.getppid()
+
+    def parent_thread_ended(_signal: int, _frame: object) -> None:
+        if os.getppid() != parent:
+            os._exit(0)
+
+    signal.signal(signal.SIGUSR1, parent_thread_ended)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGUSR1, 0, 0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the lab's to handle
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def _be_punctual() -> dict[str, Any]:
+    """Ask the kernel for punctuality; what it refuses is reported, not fatal."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for parameter, value in ((_M_MMAP_THRESHOLD, 32 << 20), (_M_TRIM_THRESHOLD, 1 << 30), (_M_TOP_PAD, 1 << 20)):
+        libc.mallopt(parameter, value)
+    libc.prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
+    locked = libc.mlockall(_MCL_CURRENT_AND_FUTURE) == 0
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_FIFO_PRIORITY))
+    except OSError as error:
+        refused = f"SCHED_FIFO refused: {error.strerror}"
+        try:
+            os.setpriority(os.PRIO_PROCESS, 0, -20)
+        except OSError:
+            refused += "; nice -20 refused too"
+        return {"realtime": False, "realtime_refused": refused, "memory_locked": locked}
+    return {"realtime": True, "realtime_refused": "", "memory_locked": locked}
+
+
+if __name__ == "__main__":
+    main()

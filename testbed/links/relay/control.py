@@ -1,0 +1,74 @@
+"""The relay's side of its control socket: one JSON object a line in, one out. Owns the vocabulary.
+
+    {"op": "apply", "direction": "forward", "impairment": {...}, "line_limit_bytes": N}  -> {"ok": true}
+    {"op": "applied" | "counters" | "lateness" | "health" [, "reset": true]}            -> {"ok": true, ...}
+Errors answer {"ok": false, "error": "..."}; end of file ends the relay.
+"""
+
+import json
+import socket
+from collections.abc import Callable
+from time import monotonic_ns
+from typing import Any
+
+from testbed.impairment import Impairment
+from testbed.links.relay.histogram import Histogram
+from testbed.links.relay.lane import Lane
+
+
+class Control:
+    def __init__(self, sock: socket.socket, lanes: dict[str, Lane], health: Callable[[], dict[str, Any]]) -> None:
+        self._socket = sock
+        self._lanes = lanes
+        self._health = health
+        self._buffer = b""
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def answer(self) -> bool:
+        """Serve what has arrived; False at end of file."""
+        try:
+            received = self._socket.recv(65536)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        if not received:
+            return False
+        *lines, self._buffer = (self._buffer + received).split(b"\n")
+        return all(self._send(self._serve(line)) for line in lines)
+
+    def _send(self, message: dict[str, Any]) -> bool:
+        try:
+            self._socket.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            return False
+        return True
+
+    def _serve(self, line: bytes) -> dict[str, Any]:
+        try:
+            return {"ok": True, **self._handle(json.loads(line))}
+        except (ValueError, KeyError, TypeError) as error:
+            return {"ok": False, "error": f"{type(error).__name__}: {error}"}
+
+    def _handle(self, request: dict[str, Any]) -> dict[str, Any]:
+        match request["op"]:
+            case "apply":
+                lane = self._lanes[request["direction"]]
+                impairment = Impairment.from_dict(request["impairment"])
+                lane.configure(impairment, request["line_limit_bytes"], monotonic_ns())
+                return {}
+            case "applied":
+                return {name: lane.applied() for name, lane in self._lanes.items()}
+            case "counters":
+                return {name: lane.counters() for name, lane in self._lanes.items()}
+            case "lateness":
+                answer = {name: lane.lateness.summary() for name, lane in self._lanes.items()}
+                if request.get("reset"):
+                    for lane in self._lanes.values():
+                        lane.lateness = Histogram()
+                return answer
+            case "health":
+                return self._health()
+        raise ValueError(f"unknown op {request['op']!r}")
