@@ -81,12 +81,13 @@ class GgufFile:
             raise ModelError(f"{self.path}: ends within tensor {name}; the file is incomplete, fetch it again")
         raw = np.frombuffer(self._data, np.uint8, size, offset).reshape(*shape[:-1], row_bytes)
         try:
-            return dequantize(raw, kind).reshape(shape).astype(np.float32, copy=False)
+            values = dequantize(raw, kind).reshape(shape)
         except NotImplementedError as error:
             raise ModelError(
                 f"{self.path}: tensor {name} has type {kind.name}, which cannot be read; "
                 "take a file quantised otherwise"
             ) from error
+        return np.require(values, np.float32, "W")  # writable, as torch wants its memory to be
 
     def _read_header(self) -> None:
         if self._data[:4] != b"GGUF":

@@ -4,7 +4,7 @@ module.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from workers.models.catalogue import BUILT_IN, FETCHABLE
@@ -49,7 +49,8 @@ def _load(spec: ModelSpec) -> tuple[ModelConfig, Weights, Tokenizer]:
     if spec.name == "tiny":
         return TINY, tiny_weights(spec.seed), ByteTokenizer()
     if spec.name in FETCHABLE:
-        return load_gguf(verified_path(FETCHABLE[spec.name]))
+        config, weights, tokenizer = load_gguf(verified_path(FETCHABLE[spec.name]))
+        return replace(config, name=spec.name), weights, tokenizer
     path = Path(spec.name)
     if path.is_dir():
         return load_hf(path)

@@ -64,8 +64,9 @@ def check_shapes(config: ModelConfig, weights: Weights) -> None:
 
 
 def fingerprint(config: ModelConfig, weights: Weights, dtype: str) -> str:
-    """Identity of a model as 32 hex digits: equal exactly when configuration, dtype and all weights are."""
-    digest = xxhash.xxh3_128(msgspec.json.encode([asdict(config), dtype]))
+    """Identity of a model as 32 hex digits: equal exactly when configuration (but for its name), dtype
+    and all weights are."""
+    digest = xxhash.xxh3_128(msgspec.json.encode([asdict(config) | {"name": None}, dtype]))
     for name in sorted(weights):
         digest.update(name.encode())
         digest.update(np.ascontiguousarray(weights[name]).data)
