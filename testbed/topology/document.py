@@ -86,9 +86,7 @@ def _explain(error: yaml.MarkedYAMLError) -> str:
     if found is not None:
         return f'text that begins with "{found.group(1)}" must stand in quotes'
     if problem == "mapping values are not allowed here":
-        return (
-            'a ":" that is not expected here; put the text in quotes, or what belongs below on its own lines'
-        )
+        return 'a ":" that is not expected here; put the text in quotes, or what belongs below on its own lines'
     if problem.startswith("expected <block end>"):
         return "this does not line up with the lines above it; check the indentation"
     if problem == "could not find expected ':'":

@@ -29,9 +29,7 @@ def read_text(path: str | Path) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        before = content[: error.start].decode("utf-8-sig", errors="replace").splitlines(keepends=True) or [
-            ""
-        ]
+        before = content[: error.start].decode("utf-8-sig", errors="replace").splitlines(keepends=True) or [""]
         ended = before[-1].endswith(("\n", "\r"))
         line, column = (len(before) + 1, 1) if ended else (len(before), len(before[-1]) + 1)
         message = f"the byte 0x{content[error.start]:02x} is not UTF-8; save the file as UTF-8"

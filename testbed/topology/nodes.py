@@ -164,9 +164,7 @@ class Unfolder:
     def unfold(self, node: Node, path: Path = ()) -> Any:
         """The data below `node`, aliases repeated. Raises Refused when that is too much."""
         if len(self._values) >= MAX_VALUES:
-            raise Refused(
-                node.mark, f"unfolds into more than {MAX_VALUES:,} values; no topology is that large"
-            )
+            raise Refused(node.mark, f"unfolds into more than {MAX_VALUES:,} values; no topology is that large")
         if len(path) > MAX_DEPTH:
             raise Refused(node.mark, f"nested more than {MAX_DEPTH} deep once its aliases are unfolded")
         self._values[path] = node.mark

@@ -52,7 +52,5 @@ class TopologyErrors(Exception):
     """A topology file cannot be used. `problems` has every mistake, in the order of the file."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
-        self.problems = tuple(
-            sorted(set(problems), key=lambda p: (p.line or 0, p.column or 0, p.path, p.message))
-        )
+        self.problems = tuple(sorted(set(problems), key=lambda p: (p.line or 0, p.column or 0, p.path, p.message)))
         super().__init__("\n".join(map(str, self.problems)))

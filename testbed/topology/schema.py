@@ -1,0 +1,218 @@
+"""What a topology file may contain: one pydantic model per section, one field per key.
+
+Owns names, types, defaults and descriptions (editors complete from them: `pddbed schema`). Validation sees
+one value at a time; what must hold between values is in `checks`, what is not built yet in `unsupported`,
+and the meaning of what is left out in `resolve`.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+
+from testbed.topology.endpoints import Address, Endpoint, PublishedPort, Subnet
+from testbed.topology.fields import (
+    Algorithm,
+    Delay,
+    Duration,
+    Factor,
+    Flag,
+    HostName,
+    Line,
+    Name,
+    Percent,
+    Quota,
+    Rate,
+    Size,
+    String,
+    whole,
+)
+from testbed.topology.names import NAME_PATTERN
+
+MIN_MTU = 576  # what every IPv4 host must take (RFC 791); TCP's default segment fits it exactly
+MAX_MTU = 65535
+Mtu = Annotated[int, whole(MIN_MTU, MAX_MTU)]
+Role = Literal["gateway", "prefill", "relay-decode", "main-decode"]
+
+
+class Section(BaseModel):
+    """A mapping of the file. Unknown keys are errors, values never change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+# `serving:` with everything below it commented out is an empty section, not a mistake.
+_nothing_is_empty = BeforeValidator(lambda value: {} if value is None else value)
+_NAMED: dict[str, Any] = {"propertyNames": {"pattern": NAME_PATTERN}}
+
+
+class Jitter(Section):
+    """Random variation of the delay. Packets keep their order unless `reorder` is asked for."""
+
+    std: Duration = Field(description="Standard deviation of the delay.")
+    distribution: Literal["normal", "uniform", "pareto", "paretonormal"] = "normal"
+
+
+class GilbertElliott(Section):
+    """Bursty loss: two states, each with its own loss (Gilbert-Elliott)."""
+
+    good_to_bad: Percent = Field(description="Probability per packet of going from the good to the bad state.")
+    bad_to_good: Percent = Field(description="Probability per packet of going back.")
+    loss_bad: Percent = Field(default=1.0, description="Loss in the bad state.", json_schema_extra={"default": "100%"})
+    loss_good: Percent = Field(default=0.0, description="Loss in the good state.", json_schema_extra={"default": "0%"})
+
+
+Loss = Annotated[
+    Annotated[Percent, Tag("percentage")] | Annotated[GilbertElliott, Tag("bursts")],
+    Discriminator(lambda value: "bursts" if isinstance(value, dict | GilbertElliott) else "percentage"),
+]
+
+
+class Queue(Section):
+    """The buffer in front of the bottleneck; what does not fit is dropped. One of `bdp` and `bytes`."""
+
+    bdp: Factor | None = Field(default=None, description="As a multiple of the BDP: this direction's rate x the RTT.")
+    bytes: Size | None = Field(default=None, description="As a size.")
+    codel: Flag = Field(default=False, description="Drop early by CoDel instead of only at the end.")
+
+
+class Direction(Section):
+    """What one direction of a WAN link does to packets."""
+
+    rate: Rate | None = Field(default=None, description="Bottleneck rate; counts IP bytes. Left out: no limit.")
+    delay: Delay | None = Field(default=None, description="One-way propagation delay.")
+    jitter: Jitter | None = Field(default=None, description="Random variation of the delay.")
+    loss: Loss | None = Field(default=None, description="Packets lost at random: a percentage, or bursts.")
+    duplicate: Percent | None = Field(default=None, description="Packets that arrive twice.")
+    corrupt: Percent | None = Field(default=None, description="Packets with a flipped bit.")
+    reorder: Percent | None = Field(default=None, description="Packets that overtake those before them.")
+    queue: Queue | None = Field(default=None, description="Bottleneck buffer. Default: 1 BDP, at least 64 packets.")
+
+
+class Tcp(Section):
+    """TCP of connections that cross this link (set on the routes of the hosts)."""
+
+    congestion: Algorithm = Field(default="cubic", description="Congestion control.")
+    initial_window: Annotated[int, whole(1, 1000)] = Field(default=10, description="Initial window in segments.")
+
+
+class Wan(Direction):
+    """A WAN link between the border routers of two datacenters."""
+
+    name: Name | None = Field(default=None, description="Default: wan0, wan1 and so on, by position.")
+    between: Annotated[tuple[Name, ...], Field(min_length=2, max_length=2)] = Field(
+        description="The two datacenters; forward is from the first to the second."
+    )
+    driver: Literal["auto", "netem", "userspace"] = Field(
+        default="auto", description="auto: netem where the kernel has it, else userspace."
+    )
+    mtu: Mtu = Field(default=1500, description="Largest IP packet in bytes.")
+    rtt: Delay | None = Field(default=None, description="Round-trip propagation, instead of delay: half each way.")
+    tcp: Annotated[Tcp, _nothing_is_empty] = Field(default_factory=Tcp)
+    forward: Direction | None = Field(default=None, description="What differs from the first datacenter to the second.")
+    backward: Direction | None = Field(default=None, description="What differs from the second to the first.")
+    cost: Annotated[int, whole(1, 1_000_000)] = Field(default=1, description="Routes take the least total cost.")
+
+
+class Cpu(Section):
+    """CPUs of a host's processes."""
+
+    affinity: Annotated[tuple[Annotated[int, whole(0, 4095)], ...], Field(min_length=1)] | None = Field(
+        default=None, description="CPU numbers; left out: all."
+    )
+    quota: Quota | None = Field(default=None, description="CPU time: 50% is half a CPU, 200% two.")
+
+
+class Host(Section):
+    """A host: a worker (`role`), any program (`command`), or neither: a plain host for `pddbed exec`."""
+
+    role: Role | None = Field(default=None, description="What the worker does.")
+    command: Line | None = Field(default=None, description="A program to run instead of a worker (by /bin/sh).")
+    address: Address | None = Field(default=None, description="Default: the next free one of the subnet.")
+    device: Literal["cpu", "cuda"] | None = Field(default=None, description="Where the worker computes. Default: cpu.")
+    profile: Line | None = Field(default=None, description="Speed it is paced to. Default: native, no pacing.")
+    cpu: Annotated[Cpu, _nothing_is_empty] = Field(default_factory=Cpu)
+    publish: tuple[PublishedPort, ...] = Field(default=(), description="Ports made reachable from this machine.")
+    environment: dict[str, String] = Field(default_factory=dict, description="Variables of its process.")
+
+
+class Fabric(Section):
+    """The network inside a datacenter, standing in for RDMA."""
+
+    mtu: Mtu = Field(default=9000, description="Largest IP packet in bytes.")
+    rate: Rate | None = Field(default=None, description="A ceiling. Left out: as fast as this machine.")
+    delay: Duration | None = Field(default=None, description="One-way delay between two hosts.")
+
+
+class Datacenter(Section):
+    """Hosts behind one switch and one border router, which has the subnet's first address."""
+
+    subnet: Subnet
+    fabric: Annotated[Fabric, _nothing_is_empty] = Field(default_factory=Fabric)
+    switch: Literal["linux-bridge", "ovs"] = "linux-bridge"
+    hosts: Annotated[dict[HostName, Annotated[Host, _nothing_is_empty]], _nothing_is_empty] = Field(
+        default_factory=dict, description="Hosts by name.", json_schema_extra=_NAMED
+    )
+
+
+class Model(Section):
+    """The model that every worker loads."""
+
+    name: Line = Field(default="tiny", description="tiny, smollm2-135m, or a path (a checkpoint directory or .gguf).")
+    seed: Annotated[int, whole(0, 2**32 - 1)] = Field(default=0, description="Of random weights.")
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+
+
+class KvPool(Section):
+    """Warm connections for KV between each pair of workers."""
+
+    connections: Annotated[int, whole(1, 1024)] = 8
+
+
+class Serving(Section):
+    """How requests are served."""
+
+    pipeline: Literal["pdd", "cdc-pd", "idc-pd"] = Field(default="pdd", description="PDD, or a baseline.")
+    relay_threshold: Percent = Field(
+        default=0.95,
+        description="Hit rate above which a request goes straight from P to MD.",
+        json_schema_extra={"default": "95%"},
+    )
+    handoff: Literal["auto", "one-shot", "catch-up", "overlap", "kv"] = Field(
+        default="auto", description="How MD takes over from RLD."
+    )
+    block_size: Annotated[int, whole(1, 1024)] = Field(default=16, description="Tokens in a KV block.")
+    kv_pool: Annotated[KvPool, _nothing_is_empty] = Field(default_factory=KvPool)
+    kv_send: Literal["after-prefill", "chunked"] = Field(default="after-prefill", description="When P sends KV.")
+
+
+class Api(Section):
+    """The OpenAI-compatible API on this machine."""
+
+    listen: Endpoint = Field(default=("127.0.0.1", 8000), json_schema_extra={"default": "127.0.0.1:8000"})
+
+
+class TopologyFile(Section):
+    """A lab: datacenters, the WAN between them, and what is served on them."""
+
+    name: Name | None = Field(default=None, description="Name of the lab. Default: the file's name.")
+    seed: Annotated[int, whole(0, 2**32 - 1)] = Field(default=0, description="Of everything random.")
+    datacenters: Annotated[dict[Name, Datacenter], Field(min_length=1)] = Field(
+        description="Datacenters by name.", json_schema_extra=_NAMED
+    )
+    wan: Annotated[tuple[Wan, ...], BeforeValidator(lambda value: [] if value is None else value)] = Field(
+        default=(), description="WAN links between datacenters."
+    )
+    model: Annotated[Model, _nothing_is_empty] = Field(default_factory=Model)
+    serving: Annotated[Serving, _nothing_is_empty] = Field(default_factory=Serving)
+    congestion: list[Any] | None = Field(default=None, description="A timeline of changes, outages and cross traffic.")
+    scale: dict[str, Any] | None = Field(default=None, description="The real deployment that this lab models.")
+    api: Annotated[Api, _nothing_is_empty] = Field(default_factory=Api)
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema (2020-12) of a topology file; pydantic's generated titles only repeat the keys."""
+    schema = TopologyFile.model_json_schema()
+    for section in [schema, *schema["$defs"].values()]:
+        for field in section.get("properties", {}).values():
+            field.pop("title", None)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "pddbed topology"}
