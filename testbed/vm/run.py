@@ -1,0 +1,171 @@
+"""One run of the VM: start QEMU, pass the guest's output on as it comes, end QEMU whatever happens.
+
+Owns the process, the time-out and the clean-up. The result is the command's own status, or 124 and 125 as
+`timeout` and container tools use them.
+"""
+
+import contextlib
+import ctypes
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from testbed.vm import tools
+from testbed.vm.image import VmImage, in_use
+from testbed.vm.job import VmJob, copy_output, job_directory
+from testbed.vm.qemu import command_line
+from testbed.vm.streams import TrailedStream
+
+STATUS_TIMEOUT = 124
+STATUS_GUEST_DIED = 125
+PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)  # loaded before the fork that uses it
+
+
+@dataclass(frozen=True, slots=True)
+class VmResult:
+    """The command's status, and a sentence when the VM and not the command decided it."""
+
+    status: int
+    message: str | None = None
+
+
+def run(
+    job: VmJob,
+    image: VmImage,
+    cache: Path,
+    stdout: int = 1,
+    stderr: int = 2,
+    say: Callable[[str], None] = print,
+) -> VmResult:
+    """Run the job; the guest's output goes to the two file descriptors. Raises VmError without QEMU.
+
+    Ctrl-C, SIGTERM and SIGHUP end QEMU and remove the job's files; when this process is killed, the kernel
+    ends QEMU and the next run removes the files.
+    """
+    tools.require(tools.RUN_TOOLS, "the VM")
+    with _signals_raise(), in_use(image), job_directory(job, image.modules, cache) as (directory, nonce):
+        result = _run_in(job, image, directory, nonce, (stdout, stderr))
+        if job.output is not None:
+            skipped = copy_output(directory, job.output)
+            if skipped:
+                say(f"not copied, being neither file nor directory: {', '.join(skipped)}")
+        return result
+
+
+def _run_in(job: VmJob, image: VmImage, directory: Path, nonce: bytes, targets: tuple[int, int]) -> VmResult:
+    qemu = tools.find_tool("qemu-system-x86_64") or "qemu-system-x86_64"
+    deadline = time.monotonic() + job.timeout_s
+    with ExitStack() as stack:
+        pairs = [socket.socketpair() for _ in targets]
+        for ours, theirs in pairs:
+            stack.enter_context(ours)
+            stack.enter_context(theirs)
+        fds = [theirs.fileno() for _, theirs in pairs]
+        complaints = stack.enter_context((directory / "qemu.log").open("w+b"))
+        process = subprocess.Popen(
+            command_line(qemu, image, directory, fds[0], fds[1], job.memory, job.cpus),
+            stdin=subprocess.DEVNULL,
+            stdout=complaints,
+            stderr=complaints,
+            pass_fds=fds,
+            start_new_session=True,  # Ctrl-C is for this process, which then ends QEMU in order
+            preexec_fn=_die_with_parent,
+        )
+        stack.callback(_end, process)
+        for _, theirs in pairs:
+            theirs.close()
+        streams = [TrailedStream(nonce) for _ in targets]
+        timed_out = _pass_on([ours for ours, _ in pairs], streams, targets, deadline)
+        status = streams[0].status
+        if status is not None:
+            return VmResult(status)
+        if timed_out:
+            state = "the command had not ended" if (directory / "booted").exists() else "the VM had not started"
+            return VmResult(STATUS_TIMEOUT, f"time-out after {job.timeout_s:g} s: {state}")
+        ended = process.wait(timeout=10)
+        return VmResult(STATUS_GUEST_DIED, _post_mortem(directory, ended))
+
+
+def _pass_on(
+    sources: list[socket.socket], streams: list[TrailedStream], targets: tuple[int, int], deadline: float
+) -> bool:
+    """Copy until every stream has its trailer or has ended; True when the deadline came first."""
+    with selectors.DefaultSelector() as selector:
+        for source, stream, target in zip(sources, streams, targets, strict=True):
+            selector.register(source, selectors.EVENT_READ, (source, stream, target))
+        while selector.get_map():
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                return True
+            for key, _ in selector.select(remaining):
+                source, stream, target = key.data
+                try:
+                    data = source.recv(1 << 16)
+                except ConnectionResetError:
+                    data = b""
+                _write_all(target, stream.feed(data) if data else stream.rest())
+                if not data or stream.status is not None:
+                    selector.unregister(source)
+    return False
+
+
+def _write_all(target: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(target, view) :]
+
+
+def _post_mortem(directory: Path, qemu_status: int) -> str:
+    """Why the VM ended before its command: QEMU's complaint or the end of the guest's console."""
+    lines: list[str] = []
+    for name in ("qemu.log", "console.log"):
+        with contextlib.suppress(OSError):
+            lines += (directory / name).read_text(errors="replace").replace("\r", "").splitlines()
+    telling = [line for line in lines[:-20] if "panic" in line or "pddbed-vm:" in line]
+    told = "\n  ".join(line for line in [*telling, *lines[-20:]] if line.strip())
+    return f"the VM ended before the command did (QEMU status {qemu_status}); its last words:\n  {told}"
+
+
+def _die_with_parent() -> None:
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()  # nothing in the VM is worth a slower end: its files are written through
+    process.wait()
+
+
+class _Terminated(SystemExit):
+    """SIGTERM or SIGHUP as an exception, so that every `finally` runs."""
+
+
+@contextmanager
+def _signals_raise() -> Iterator[None]:
+    def terminate(number: int, frame: FrameType | None) -> None:
+        raise _Terminated(128 + number)
+
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    try:
+        before = {number: signal.signal(number, terminate) for number in numbers}
+    except ValueError:  # not the main thread: the caller owns the signals
+        yield
+        return
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def main_cpus() -> int:
+    """As many as this process may use, at most four: more emulated CPUs only spin."""
+    return max(1, min(4, len(os.sched_getaffinity(0))))
