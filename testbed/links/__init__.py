@@ -6,9 +6,7 @@ from testbed.links.base import WanEnd, WanLink
 from testbed.topology.plan import WanPlan
 
 
-def make_link(
-    driver: str, plan: WanPlan, ends: tuple[WanEnd, WanEnd], node_pid: int, run_dir: Path
-) -> WanLink:
+def make_link(driver: str, plan: WanPlan, ends: tuple[WanEnd, WanEnd], node_pid: int, run_dir: Path) -> WanLink:
     """The link of the named driver, not built yet. Drivers are imported when they are used."""
     if driver == "netem":
         from testbed.links.netem import NetemLink

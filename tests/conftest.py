@@ -1,0 +1,112 @@
+"""Fixtures that make the real thing: labs raised by the real command, and a check that nothing of them is left."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SHARED = ROOT.parent / "shared"  # data beside the checkout; tests that need it say so when it is absent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if os.geteuid() == 0:
+        return
+    skip = pytest.mark.skip(reason="needs root: it makes namespaces and TUN devices with real-time priority")
+    for item in items:
+        if item.get_closest_marker("root"):
+            item.add_marker(skip)
+
+
+def run_pddbed(*arguments: str, timeout_s: float = 120, **options: Any) -> subprocess.CompletedProcess[str]:
+    """The `pddbed` command of this checkout, output captured."""
+    command = [sys.executable, "-c", "from testbed.cli import main; main(prog_name='pddbed')", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, cwd=ROOT, **options)
+
+
+class Lab:
+    """A running lab, driven through the command line."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def exec(self, host: str, *command: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+        return run_pddbed("exec", "-l", self.name, host, "--", *command, timeout_s=timeout_s)
+
+    def status(self) -> dict[str, Any]:
+        result = run_pddbed("status", "-l", self.name, "--json")
+        assert result.returncode == 0, result.stderr
+        status: dict[str, Any] = json.loads(result.stdout)
+        return status
+
+    def ping_rtts_ms(self, host: str, target: str, count: int = 20, interval_s: float = 0.05) -> list[float]:
+        """Round-trip times of `count` pings, in ms."""
+        result = self.exec(host, "ping", "-n", "-c", str(count), "-i", str(interval_s), target)
+        assert result.returncode == 0, result.stdout + result.stderr
+        return [float(word[5:]) for word in result.stdout.split() if word.startswith("time=")]
+
+
+@pytest.fixture
+def raise_lab() -> Iterator[Callable[..., Lab]]:
+    """`raise_lab(file, name, *options) -> Lab`; every lab raised is down after the test."""
+    names: list[str] = []
+
+    def start(file: Path | str, name: str, *options: str) -> Lab:
+        names.append(name)
+        result = run_pddbed("up", str(file), "--name", name, "--api", "auto", *options)
+        assert result.returncode == 0, result.stderr
+        return Lab(name)
+
+    yield start
+    for name in names:
+        run_pddbed("down", name)
+
+
+def traces_of_labs() -> dict[str, set[str]]:
+    """What a lab leaves on a machine when it leaks: processes, interfaces, mounts, cgroups, records."""
+    commands = {}
+    for directory in Path("/proc").iterdir():
+        if directory.name.isdigit():
+            try:
+                commands[directory.name] = (directory / "comm").read_text().strip()
+            except OSError:
+                continue
+    return {
+        "processes": {f"{pid} {name}" for pid, name in commands.items() if name.startswith(("pddbed", "mnexec"))},
+        "interfaces": {path.name for path in Path("/sys/class/net").iterdir()},
+        "network namespaces": _namespaces(),
+        "mounts": {line for line in Path("/proc/self/mountinfo").read_text().splitlines() if "pddbed" in line},
+        "cgroups": {str(path) for path in Path("/sys/fs/cgroup").glob("**/pddbed/*") if path.is_dir()},
+        "records": {str(path) for path in Path("/run/pddbed").glob("*") if path.is_dir()},
+    }
+
+
+def _namespaces() -> set[str]:
+    """Network namespaces that some process lives in."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/ns/net"):
+        try:
+            found.add(os.readlink(path))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.fixture
+def leaves_nothing() -> Iterator[None]:
+    """Fails the test when, after it, something of a lab is left that was not there before."""
+    before = traces_of_labs()
+    yield
+    deadline = time.monotonic() + 5  # the kernel removes a namespace's devices in the background
+    while True:
+        left = {kind: now - before[kind] for kind, now in traces_of_labs().items() if now - before[kind]}
+        if not left or time.monotonic() > deadline:
+            break
+        time.sleep(0.05)
+    assert not left, f"left behind: {left}"
