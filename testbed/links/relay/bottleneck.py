@@ -31,7 +31,7 @@ class Bottleneck:
         self._chunk_bytes = 0
         self._remainder = 0  # of the division by the rate, so that rounding never adds up
         self.finish = FOREVER
-        self.queued_bytes = 0  # not yet serialized, the chunk in service included
+        self.queued_bytes = 0  # waiting or in service
         self.queued_bytes_max = 0
         self.dropped = 0  # segments
 
@@ -65,7 +65,7 @@ class Bottleneck:
             size = packet.bytes_of(0, last)
         self.queued_bytes += size
         if self.queued_bytes > self.queued_bytes_max:
-            self.queued_bytes_max = self.queued_bytes
+            self.queued_bytes_max = max(self.queued_bytes_max, self.queued_bytes - self._served_bytes(now))
         if self.finish == FOREVER:
             self._remainder = 0
             self._take(packet, last)
