@@ -70,14 +70,20 @@ def _path(detail: ErrorDetails, data: Any) -> tuple[Path, bool]:
     for step in location:
         if step == "[key]" and step is location[-1]:
             return tuple(path), True
-        if (isinstance(data, dict) and step in data) or (
-            isinstance(data, list) and isinstance(step, int) and step < len(data)
-        ):
-            data = data[step]
+        inside = _descend(data, step)
+        if inside:
+            data = inside[0]
             path.append(step)
         elif detail["type"] == "missing" and step is location[-1]:
             path.append(step)
     return tuple(path), detail["type"] == "extra_forbidden"
+
+
+def _descend(data: Any, step: str | int) -> list[Any]:
+    """What is at `step`, in a list of one; an empty list where there is no such step."""
+    if isinstance(data, list):
+        return data[step : step + 1] if isinstance(step, int) else []
+    return [data[step]] if isinstance(data, dict) and step in data else []
 
 
 def _sentence(detail: ErrorDetails, path: Path) -> str:

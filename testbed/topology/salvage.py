@@ -65,13 +65,18 @@ def section_at(root: type[Section], path: Path) -> type[Section] | None:
     section: type[Section] | None = root
     steps: Iterator[str | int] = iter(path)
     for step in steps:
-        nested = sections_of(hints(section).get(str(step))) if section is not None else None
+        nested = _nested(hints(section).get(str(step))) if section is not None else None
         if nested is None:
             return None
         if nested[0] != "one" and next(steps, None) is None:
             return None
         section = nested[1]
     return section
+
+
+def _nested(hint: Any) -> tuple[Shape, type[Section]] | None:
+    """As `sections_of`; of a choice between a value and a section, the section."""
+    return sections_of(hint) or next(filter(None, map(_nested, get_args(hint))), None)
 
 
 def salvage(section: type[Section], raw: Any) -> Any:

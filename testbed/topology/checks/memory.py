@@ -1,0 +1,72 @@
+"""Whether the packets that the WAN can hold fit into this machine's memory."""
+
+from collections.abc import Iterator
+from pathlib import Path as FilePath
+
+from testbed.topology.checks.finding import Finding
+from testbed.topology.directions import DIRECTIONS, effective, impairment, rtt_ns
+from testbed.topology.salvage import readable
+from testbed.topology.schema import TopologyFile, Wan
+from testbed.units import format_duration, format_rate
+
+# Of all memory; the rest is for workers, their KV and the page cache. A packet in the kernel takes about
+# twice its bytes (skb truesize), so links at the limit take half of the memory.
+SHARE = 4
+
+
+def machine_memory_bytes(meminfo: FilePath = FilePath("/proc/meminfo")) -> int:
+    """All memory of this machine."""
+    for line in meminfo.read_text().splitlines():
+        if line.startswith("MemTotal:"):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"{meminfo} has no line MemTotal")
+
+
+def check_memory(file: TopologyFile, memory_bytes: int) -> Iterator[Finding]:
+    """Each link alone, then all together; the sum is shown."""
+    if not readable(file.wan):
+        return
+    budget = memory_bytes // SHARE
+    total = 0
+    for index, wan in enumerate(file.wan):
+        held, sums = _held(index, wan)
+        if held > budget:
+            message = (
+                f"may hold {_gib(held)} of packets ({', '.join(sums)}), more than the {_gib(budget)} that links may "
+                f"take here (a quarter of {_gib(memory_bytes)}); lower the rate, the delay or the queue"
+            )
+            yield Finding(("wan", index), message)
+        else:
+            total += held
+    if total > budget:
+        message = (
+            f"all links together may hold {_gib(total)} of packets, more than the {_gib(budget)} that links may take "
+            f"here (a quarter of {_gib(memory_bytes)}); lower rates, delays or queues"
+        )
+        yield Finding(("wan",), message, at_key=True)
+
+
+def _held(index: int, wan: Wan) -> tuple[int, list[str]]:
+    """Bytes in the queues and on the delay lines of both directions, and how each comes about."""
+    directions = [effective(wan, index, name) for name in DIRECTIONS]
+    rtt = rtt_ns(*directions)
+    held, sums = 0, []
+    for direction in directions:
+        queue = direction["queue"]
+        if rtt is None or not readable(*direction.values.values(), wan.mtu) or direction["rate"] is None:
+            continue
+        if queue is not None and not readable(queue.bdp, queue.bytes, queue.codel):
+            continue
+        try:
+            value = impairment(direction, rtt, wan.mtu)
+        except ValueError:
+            continue
+        line, buffer = value.delay_line_bytes() or 0, value.queue_bytes or 0
+        held += line + buffer
+        rate, delay = format_rate(direction["rate"]), format_duration(value.longest_delay_ns())
+        sums.append(f"{direction.name} {rate} x {delay} = {_gib(line)} and a queue of {_gib(buffer)}")
+    return held, sums
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:,.1f} GiB" if size >= 2**27 else f"{size / 2**20:,.1f} MiB"
