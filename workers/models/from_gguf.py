@@ -12,13 +12,30 @@ from pathlib import Path
 
 import numpy as np
 
+from workers.models.assemble import Names, assemble
 from workers.models.bpe import bpe_tokenizer, pre_tokenizer
 from workers.models.config import ModelConfig, ModelError
 from workers.models.gguf_file import GgufFile
-from workers.models.rope import interleave
 from workers.models.text import TextTokenizer
 
 _PAIRED = {"llama": True, "qwen2": False, "qwen3": False}
+_NAMES = Names(
+    embed="token_embd",
+    head="output",
+    norm="output_norm",
+    layer="blk.{}.",
+    attn_norm="attn_norm",
+    q="attn_q",
+    k="attn_k",
+    v="attn_v",
+    q_norm="attn_q_norm",
+    k_norm="attn_k_norm",
+    out="attn_output",
+    ffn_norm="ffn_norm",
+    gate="ffn_gate",
+    up="ffn_up",
+    down="ffn_down",
+)
 _CONTROL, _USER_DEFINED = 3, 4
 
 
@@ -26,7 +43,7 @@ def load_gguf(path: Path) -> tuple[ModelConfig, dict[str, np.ndarray], TextToken
     """Configuration, fused float32 weights and tokenizer of a `.gguf` file. Raises ModelError."""
     file = GgufFile(path)
     config = gguf_config(file)
-    return config, _weights(file, config), gguf_tokenizer(file, config)
+    return config, assemble(config, _NAMES, file.tensor, _PAIRED[file.architecture]), gguf_tokenizer(file, config)
 
 
 def gguf_config(file: GgufFile) -> ModelConfig:
@@ -101,38 +118,3 @@ def gguf_tokenizer(file: GgufFile, config: ModelConfig) -> TextTokenizer:
         add_bos=metadata.get("tokenizer.ggml.add_bos_token", False),
         chat_template=metadata.get("tokenizer.chat_template"),
     )
-
-
-def _weights(file: GgufFile, config: ModelConfig) -> dict[str, np.ndarray]:
-    paired = _PAIRED[file.architecture]
-
-    def rotated(name: str) -> np.ndarray:
-        rows = file.tensor(name)
-        return rows if paired else interleave(rows, config.head_dim)
-
-    weights = {"embed": file.tensor("token_embd.weight"), "norm": file.tensor("output_norm.weight")}
-    if not config.tied:
-        weights["head"] = file.tensor("output.weight")
-    for index in range(config.layers):
-        theirs, ours = f"blk.{index}.", f"layers.{index}."
-        for name, source in (
-            ("attn_norm", "attn_norm.weight"),
-            ("out", "attn_output.weight"),
-            ("ffn_norm", "ffn_norm.weight"),
-            ("down", "ffn_down.weight"),
-        ):
-            weights[ours + name] = file.tensor(theirs + source)
-        for name, kind in (("qkv", "weight"), ("qkv_bias", "bias"))[: 1 + config.qkv_bias]:
-            weights[ours + name] = np.concatenate(
-                [
-                    rotated(f"{theirs}attn_q.{kind}"),
-                    rotated(f"{theirs}attn_k.{kind}"),
-                    file.tensor(f"{theirs}attn_v.{kind}"),
-                ]
-            )
-        for name in ("q_norm", "k_norm")[: 2 * config.qk_norm]:
-            weights[ours + name] = rotated(f"{theirs}attn_{name}.weight")
-        weights[ours + "gate_up"] = np.concatenate(
-            [file.tensor(theirs + "ffn_gate.weight"), file.tensor(theirs + "ffn_up.weight")]
-        )
-    return weights

@@ -17,17 +17,35 @@ import torch
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer as RawTokenizer
 
+from workers.models.assemble import Names, assemble
 from workers.models.config import ModelConfig, ModelError
-from workers.models.rope import interleave, llama3_factors
+from workers.models.rope import llama3_factors
 from workers.models.text import TextTokenizer
 
 _SUPPORTED = ("llama", "mistral", "qwen2", "qwen3")
+_NAMES = Names(
+    embed="model.embed_tokens",
+    head="lm_head",
+    norm="model.norm",
+    layer="model.layers.{}.",
+    attn_norm="input_layernorm",
+    q="self_attn.q_proj",
+    k="self_attn.k_proj",
+    v="self_attn.v_proj",
+    q_norm="self_attn.q_norm",
+    k_norm="self_attn.k_norm",
+    out="self_attn.o_proj",
+    ffn_norm="post_attention_layernorm",
+    gate="mlp.gate_proj",
+    up="mlp.up_proj",
+    down="mlp.down_proj",
+)
 
 
 def load_hf(directory: Path) -> tuple[ModelConfig, dict[str, np.ndarray], TextTokenizer]:
     """Configuration, fused float32 weights and tokenizer of a checkpoint directory. Raises ModelError."""
     config = hf_config(directory)
-    return config, _weights(_Checkpoint(directory), config), hf_tokenizer(directory, config)
+    return config, assemble(config, _NAMES, _Checkpoint(directory).read, paired=False), hf_tokenizer(directory, config)
 
 
 def hf_config(directory: Path) -> ModelConfig:
@@ -107,10 +125,7 @@ class _Checkpoint:
         if not self._files:
             raise ModelError(f"{directory} holds no .safetensors file; convert or fetch the checkpoint")
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._files
-
-    def __getitem__(self, name: str) -> np.ndarray:
+    def read(self, name: str) -> np.ndarray:
         if name not in self._files:
             raise ModelError(
                 f"{self._directory}: weight {name} is missing; the checkpoint is incomplete, fetch it again"
@@ -123,36 +138,6 @@ def _to_float32(tensor: torch.Tensor) -> np.ndarray:
     if tensor.dtype == torch.bfloat16:
         return (tensor.view(torch.uint16).numpy().astype(np.uint32) << 16).view(np.float32)
     return tensor.numpy().astype(np.float32, copy=False)
-
-
-def _weights(checkpoint: _Checkpoint, config: ModelConfig) -> dict[str, np.ndarray]:
-    def rotated(name: str) -> np.ndarray:
-        return interleave(checkpoint[name], config.head_dim)
-
-    weights = {"embed": checkpoint["model.embed_tokens.weight"], "norm": checkpoint["model.norm.weight"]}
-    if not config.tied:
-        weights["head"] = checkpoint["lm_head.weight"]
-    for index in range(config.layers):
-        theirs, ours = f"model.layers.{index}.", f"layers.{index}."
-        attention = theirs + "self_attn."
-        weights[ours + "attn_norm"] = checkpoint[theirs + "input_layernorm.weight"]
-        for name, kind in (("qkv", "weight"), ("qkv_bias", "bias"))[: 1 + config.qkv_bias]:
-            weights[ours + name] = np.concatenate(
-                [
-                    rotated(f"{attention}q_proj.{kind}"),
-                    rotated(f"{attention}k_proj.{kind}"),
-                    checkpoint[f"{attention}v_proj.{kind}"],
-                ]
-            )
-        for name in ("q_norm", "k_norm")[: 2 * config.qk_norm]:
-            weights[ours + name] = rotated(f"{attention}{name}.weight")
-        weights[ours + "out"] = checkpoint[attention + "o_proj.weight"]
-        weights[ours + "ffn_norm"] = checkpoint[theirs + "post_attention_layernorm.weight"]
-        weights[ours + "gate_up"] = np.concatenate(
-            [checkpoint[theirs + "mlp.gate_proj.weight"], checkpoint[theirs + "mlp.up_proj.weight"]]
-        )
-        weights[ours + "down"] = checkpoint[theirs + "mlp.down_proj.weight"]
-    return weights
 
 
 def _rope(directory: Path, given: Mapping[str, Any], head_dim: int) -> tuple[float, tuple[float, ...] | None]:

@@ -2,7 +2,7 @@
 
 Its spread is wide on purpose. At the customary 0.02 a random model repeats one token whatever its KV holds,
 and a test of equality passes with broken KV; here the answer depends on every block. Only printable
-characters (and, rarely, the end of the text) have an output row, so that answers can be read.
+characters (and, rarely, the end of the text) have an output weight, so that answers can be read.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def tiny_weights(seed: int) -> dict[str, np.ndarray]:
         else:
             std = QKV_STD if name.endswith("qkv") else STD
             weights[name] = random.normal(0.0, std, shape).astype(np.float32)
-    row_scale = np.zeros((TINY.vocab, 1), np.float32)
-    row_scale[ord(" ") : ord("~") + 1] = 1.0
-    row_scale[EOS] = EOS_STD / STD
-    weights["head"] *= row_scale
+    scale = np.zeros(TINY.vocab, np.float32)
+    scale[ord(" ") : ord("~") + 1] = 1.0
+    scale[EOS] = EOS_STD / STD
+    weights["head"] *= scale
     return weights

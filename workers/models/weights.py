@@ -4,9 +4,11 @@ Loading touches no torch operation: workers are forked from a process that holds
 thread pools, once started, do not survive a fork. numpy converts, fuses and fingerprints; torch only wraps
 the memory.
 
-Names: `embed`, `norm`, `head` (absent when tied) and per layer `layers.N.` + `attn_norm`, `qkv`,
-`qkv_bias`, `q_norm`, `k_norm`, `out`, `ffn_norm`, `gate_up`, `down`. Matrices are `[outputs, inputs]`;
-rotated rows are in the pair layout of `rope.py`.
+Names: `head`, `norm`, `embed` (absent when tied to the head) and per layer `layers.N.` + `attn_norm`,
+`qkv`, `qkv_bias`, `q_norm`, `k_norm`, `out`, `ffn_norm`, `gate_up`, `down`. Matrices are `[inputs,
+outputs]`, the other way round than in checkpoints: a single token then reads them at twice the speed (22
+against 12 GB/s, MKL). Only `embed` keeps a row a token. Rotated outputs are in the pair layout of
+`rope.py`.
 """
 
 from __future__ import annotations
@@ -30,19 +32,19 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Every weight the model needs, with its shape."""
     attention = config.heads * config.head_dim
     shapes: dict[str, tuple[int, ...]] = {
-        "embed": (config.vocab, config.hidden),
         "norm": (config.hidden,),
+        "head": (config.hidden, config.vocab),
     }
     if not config.tied:
-        shapes["head"] = (config.vocab, config.hidden)
+        shapes["embed"] = (config.vocab, config.hidden)
     for index in range(config.layers):
         layer: dict[str, tuple[int, ...]] = {
             "attn_norm": (config.hidden,),
-            "qkv": (config.qkv_rows, config.hidden),
-            "out": (config.hidden, attention),
+            "qkv": (config.hidden, config.qkv_rows),
+            "out": (attention, config.hidden),
             "ffn_norm": (config.hidden,),
-            "gate_up": (2 * config.intermediate, config.hidden),
-            "down": (config.hidden, config.intermediate),
+            "gate_up": (config.hidden, 2 * config.intermediate),
+            "down": (config.intermediate, config.hidden),
         }
         if config.qkv_bias:
             layer["qkv_bias"] = (config.qkv_rows,)
