@@ -1,0 +1,206 @@
+"""A worker's environment variables, parsed once into immutable values. Every mistake is named at once."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path as FilePath
+from typing import Any
+
+from workers.models.config import ModelSpec
+from workers.wire.deadlines import Path
+from workers.wire.peers import RANK, Peer
+
+ROLES = tuple(RANK)
+PIPELINES = ("pdd", "cdc-pd", "idc-pd", "single")
+HANDOFFS = ("auto", "one-shot")
+KV_SENDS = ("after-prefill",)
+
+DEFAULT_KV_BYTES = 512 << 20
+
+
+class EnvironmentProblem(Exception):
+    """The environment does not describe a worker; every problem found, one a line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """How a lab serves (the topology file's `serving:`)."""
+
+    pipeline: str = "pdd"
+    relay_threshold: float = 0.95
+    handoff: str = "auto"
+    block_size: int = 16
+    kv_connections: int = 8
+    kv_send: str = "after-prefill"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEnvironment:
+    """Everything a worker knows of the world when it starts."""
+
+    lab: str
+    host: str
+    role: str
+    address: str
+    port: int
+    secret: bytes
+    model: ModelSpec
+    datacenter: str = ""
+    peers: tuple[Peer, ...] = ()
+    serving: Serving = field(default_factory=Serving)
+    kv_bytes: int = DEFAULT_KV_BYTES
+    listen_fd: int | None = None
+    api_fd: int | None = None
+    ready_fd: int | None = None
+    records: FilePath | None = None
+
+
+def read_environment(variables: Mapping[str, str] | None = None) -> WorkerEnvironment:
+    """Parse the PDDBED_* variables (docs/wire.md, section "Environment"). Raises EnvironmentProblem."""
+    return _Reader(os.environ if variables is None else variables).read()
+
+
+class _Reader:
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        self._variables = variables
+        self._problems: list[str] = []
+
+    def read(self) -> WorkerEnvironment:
+        host = self._text("PDDBED_HOST")
+        role = self._text("PDDBED_ROLE")
+        if role and role not in ROLES:
+            self._problems.append(f"PDDBED_ROLE is {role!r}; it must be one of {', '.join(ROLES)}")
+        datacenter = self._text("PDDBED_DATACENTER", "")
+        wan = self._wan()
+        records = self._variables.get("PDDBED_RECORDS")
+        environment = WorkerEnvironment(
+            lab=self._text("PDDBED_LAB", "lab"),
+            host=host,
+            role=role,
+            address=self._text("PDDBED_ADDRESS"),
+            port=self._integer("PDDBED_PORT", 0, minimum=0, maximum=65535),
+            secret=self._secret(),
+            model=self._model(),
+            datacenter=datacenter,
+            peers=self._peers(host, datacenter, wan),
+            serving=self._serving(),
+            kv_bytes=self._integer("PDDBED_KV_BYTES", DEFAULT_KV_BYTES, minimum=1),
+            listen_fd=self._descriptor("PDDBED_LISTEN_FD"),
+            api_fd=self._descriptor("PDDBED_API_FD"),
+            ready_fd=self._descriptor("PDDBED_READY_FD"),
+            records=FilePath(records) if records else None,
+        )
+        if self._problems:
+            raise EnvironmentProblem("\n".join(self._problems))
+        return environment
+
+    def _text(self, name: str, default: str | None = None) -> str:
+        value = self._variables.get(name, default)
+        if value is None:
+            self._problems.append(f"{name} is not set")
+            return ""
+        return value
+
+    def _integer(self, name: str, default: int, minimum: int, maximum: int = 1 << 62) -> int:
+        text = self._variables.get(name)
+        if text is None:
+            return default
+        try:
+            value = int(text)
+        except ValueError:
+            value = minimum - 1
+        if not minimum <= value <= maximum:
+            self._problems.append(f"{name} is {text!r}; it must be a whole number from {minimum} to {maximum}")
+            return default
+        return value
+
+    def _descriptor(self, name: str) -> int | None:
+        return self._integer(name, -1, minimum=0) if name in self._variables else None
+
+    def _secret(self) -> bytes:
+        text = self._text("PDDBED_SECRET")
+        try:
+            secret = bytes.fromhex(text)
+        except ValueError:
+            self._problems.append("PDDBED_SECRET is not hexadecimal")
+            return b""
+        if text and len(secret) < 16:
+            self._problems.append(f"PDDBED_SECRET has {len(secret)} bytes; it needs at least 16")
+        return secret
+
+    def _json(self, name: str, kind: type, default: Any) -> Any:
+        text = self._variables.get(name)
+        if text is None:
+            return default
+        try:
+            value = json.loads(text)
+        except json.JSONDecodeError as error:
+            self._problems.append(f"{name} is not JSON: {error}")
+            return default
+        if not isinstance(value, kind):
+            self._problems.append(f"{name} must be a JSON {kind.__name__}, not {type(value).__name__}")
+            return default
+        return value
+
+    def _model(self) -> ModelSpec:
+        fields = self._json("PDDBED_MODEL", dict, {"name": "tiny"})
+        try:
+            return ModelSpec(**fields)
+        except TypeError as error:
+            self._problems.append(f"PDDBED_MODEL does not describe a model: {error}")
+            return ModelSpec("tiny")
+
+    def _wan(self) -> dict[str, Path]:
+        paths = {}
+        for datacenter, link in self._json("PDDBED_WAN", dict, {}).items():
+            try:
+                rate = link.get("rate_bps")
+                paths[datacenter] = Path(int(link["rtt_ns"]), None if rate is None else int(rate))
+            except (KeyError, TypeError, ValueError, AttributeError):
+                self._problems.append(f"PDDBED_WAN of {datacenter!r} is {link!r}; it needs rtt_ns and rate_bps")
+        return paths
+
+    def _peers(self, host: str, datacenter: str, wan: Mapping[str, Path]) -> tuple[Peer, ...]:
+        peers = []
+        for entry in self._json("PDDBED_PEERS", list, []):
+            try:
+                # role is null for hosts that run a command of their own: not one of ours to talk to
+                if entry["name"] == host or entry["role"] not in ROLES:
+                    continue
+                there = entry.get("datacenter") or ""
+                path = Path() if there == datacenter else wan.get(there, Path())
+                peers.append(Peer(entry["name"], entry["role"], there, entry["address"], int(entry["port"]), path))
+            except (KeyError, TypeError, ValueError, AttributeError):
+                self._problems.append(f"PDDBED_PEERS has {entry!r}; a peer needs name, role, address and port")
+        return tuple(peers)
+
+    def _serving(self) -> Serving:
+        fields = self._json("PDDBED_SERVING", dict, {})
+        defaults = Serving()
+        pool = fields.get("kv_pool")
+        serving = Serving(
+            pipeline=str(fields.get("pipeline", defaults.pipeline)),
+            relay_threshold=fields.get("relay_threshold", defaults.relay_threshold),
+            handoff=str(fields.get("handoff", defaults.handoff)),
+            block_size=fields.get("block_size", defaults.block_size),
+            kv_connections=(pool or {}).get("connections", defaults.kv_connections),
+            kv_send=str(fields.get("kv_send", defaults.kv_send)),
+        )
+        for name, value, known in (
+            ("pipeline", serving.pipeline, PIPELINES),
+            ("handoff", serving.handoff, HANDOFFS),
+            ("kv_send", serving.kv_send, KV_SENDS),
+        ):
+            if value not in known:
+                self._problems.append(f"serving.{name} {value!r} is not built yet; use one of {', '.join(known)}")
+        for name, number, maximum in (
+            ("block_size", serving.block_size, 4096),
+            ("kv_pool.connections", serving.kv_connections, 256),
+        ):
+            if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= maximum:
+                self._problems.append(f"serving.{name} is {number!r}; it must be a whole number from 1 to {maximum}")
+        threshold = serving.relay_threshold
+        if not isinstance(threshold, int | float) or not 0 <= threshold <= 1:
+            self._problems.append(f"serving.relay_threshold is {threshold!r}; it must be a share from 0 to 1")
+        return serving

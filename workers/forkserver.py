@@ -1,0 +1,284 @@
+"""The fork server: imports torch and loads the weights once, runs no operation, and forks each worker from that.
+
+Started by the lab with a control socket (SOCK_SEQPACKET) on PDDBED_FORKSERVER_FD; protocol in docs/wire.md, section
+"Fork server". Owns the children's birth (namespaces, log, cgroup, affinity) and tells of their death. It never starts a
+thread: only a single-threaded process can be forked, or join a mount namespace, safely.
+"""
+
+import array
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+MAX_REQUEST_BYTES = 1 << 20
+MAX_FDS = 16
+GRACE_S = 2.0
+
+PR_SET_PDEATHSIG = 1
+CLONE_NEWNS = 0x00020000
+CLONE_NEWNET = 0x40000000
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class SpawnError(Exception):
+    """A worker could not be started; one sentence."""
+
+
+class ForkServer:
+    """Serves one control socket until it closes."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._children: dict[int, str] = {}
+
+    def serve(self) -> None:
+        """Spawn on request and report exits; when the control socket closes, end every child and return."""
+        wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        try:
+            self._reply({"ready": True})
+            while True:
+                ready, _, _ = select.select([self._control.fileno(), wake_read], [], [])
+                if wake_read in ready:
+                    with suppress(BlockingIOError):
+                        os.read(wake_read, 4096)
+                    self._reap()
+                if self._control.fileno() in ready and not self._request():
+                    return
+        except (BrokenPipeError, ConnectionResetError):
+            return  # the lab is gone
+        finally:
+            self._end_children()
+
+    def _request(self) -> bool:
+        data, ancillary, flags, _ = self._control.recvmsg(
+            MAX_REQUEST_BYTES, socket.CMSG_SPACE(MAX_FDS * array.array("i").itemsize)
+        )
+        if not data:
+            return False
+        fds = _descriptors(ancillary)
+        host = None
+        try:
+            if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+                raise SpawnError(f"request exceeds {MAX_REQUEST_BYTES} bytes or {MAX_FDS} file descriptors")
+            request = json.loads(data)
+            host = request.get("host")
+            if request.get("op") != "spawn":
+                raise SpawnError(f"unknown op {request.get('op')!r}; this server knows spawn")
+            pid = self._spawn(request, fds)
+            self._children[pid] = host
+            self._reply({"op": "spawned", "host": host, "pid": pid})
+        except (SpawnError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            message = str(error) if isinstance(error, SpawnError) else f"{type(error).__name__}: {error}"
+            self._reply({"op": "error", "host": host, "message": message})
+        finally:
+            for fd in fds:
+                os.close(fd)
+        return True
+
+    def _spawn(self, request: dict[str, Any], fds: list[int]) -> int:
+        names = request.get("fd_env") or []
+        if len(names) != len(fds):
+            raise SpawnError(f"{len(fds)} file descriptors came for {len(names)} variables in fd_env")
+        threads = sum(1 for _ in Path("/proc/self/task").iterdir())
+        if threads != 1:
+            raise SpawnError(f"the fork server has {threads} threads: loading the model must not run operations")
+        variables = {**request["env"], **{name: str(fd) for name, fd in zip(names, fds, strict=True)}}
+        birth = _Birth(request, variables)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        parent = os.getpid()
+        report_read, report_write = os.pipe2(os.O_CLOEXEC)
+        pid = os.fork()
+        if pid == 0:
+            os.close(report_read)
+            _child(birth, parent, report_write, [self._control.fileno()], fds)
+        os.close(report_write)
+        birth.close()
+        with os.fdopen(report_read, "rb") as report:
+            problem = report.read()
+        if problem:
+            os.waitpid(pid, 0)
+            raise SpawnError(problem.decode())
+        return pid
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            host = self._children.pop(pid, None)
+            if host is not None:
+                self._reply({"op": "exited", "host": host, "pid": pid, "status": status})
+
+    def _reply(self, message: dict[str, Any]) -> None:
+        self._control.send(json.dumps(message).encode())
+
+    def _end_children(self) -> None:
+        for pid in self._children:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        end = time.monotonic() + GRACE_S
+        while self._children and time.monotonic() < end:
+            with suppress(ChildProcessError):
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+                self._children.pop(pid, None)
+                if pid:
+                    continue
+            time.sleep(0.01)
+        for pid in self._children:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            with suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
+class _Birth:
+    """What a child needs before it enters its namespaces: opened in the server's, where the paths are known to hold."""
+
+    def __init__(self, request: dict[str, Any], variables: dict[str, str]) -> None:
+        self.variables = variables
+        self.affinity = request.get("affinity")
+        self.nice = int(request.get("nice") or 0)
+        self.cgroup = request.get("cgroup")
+        self.namespaces: list[tuple[int, int]] = []
+        self.log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        pid = request.get("namespaces_of")
+        if pid is not None:
+            try:
+                for kind, flag in (("net", CLONE_NEWNET), ("mnt", CLONE_NEWNS)):
+                    fd = os.open(f"/proc/{int(pid)}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
+                    self.namespaces.append((fd, flag))
+            except OSError:
+                self.close()
+                raise
+
+    def close(self) -> None:
+        os.close(self.log)
+        for fd, _ in self.namespaces:
+            os.close(fd)
+
+    def enter(self) -> None:
+        """In the child: cgroup, priority, CPUs, then the namespaces, then the log as stdout and stderr."""
+        if self.cgroup:
+            (Path(self.cgroup) / "cgroup.procs").write_text(str(os.getpid()))
+        if self.nice:
+            os.nice(self.nice)
+        if self.affinity:
+            os.sched_setaffinity(0, self.affinity)
+        for fd, flag in self.namespaces:
+            if _libc.setns(fd, flag) != 0:
+                raise OSError(ctypes.get_errno(), f"setns: {os.strerror(ctypes.get_errno())}")
+        null = os.open("/dev/null", os.O_RDONLY)
+        os.dup2(null, 0)
+        os.dup2(self.log, 1)
+        os.dup2(self.log, 2)
+        os.close(null)
+
+
+def _child(birth: _Birth, parent: int, report: int, close: list[int], keep: list[int]) -> NoReturn:
+    """Everything after fork, in the child. Reports a failed birth through the pipe; never returns."""
+    status = 1
+    try:
+        try:
+            _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:  # died between fork and prctl
+                os._exit(1)
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGPIPE):
+                signal.signal(number, signal.SIG_DFL)
+            birth.enter()
+            birth.close()
+            for fd in close:
+                os.close(fd)
+            os.environ.update(birth.variables)
+        except Exception as error:
+            os.write(report, f"{type(error).__name__}: {error}".encode())
+            os._exit(1)
+        os.close(report)
+        status = _run_role()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+
+
+def _run_role() -> int:
+    from workers.environment import EnvironmentProblem, read_environment
+    from workers.models import ModelError, load_model
+    from workers.process import run
+
+    try:
+        environment = read_environment()
+    except EnvironmentProblem as error:
+        print(f"pddbed worker: {error}", file=sys.stderr)
+        return 2
+    loaded = _loaded.get(environment.model)
+    if loaded is None:  # a worker with a model of its own
+        try:
+            loaded = load_model(environment.model)
+        except ModelError as error:
+            print(f"pddbed worker: {error}", file=sys.stderr)
+            return 1
+    return run(environment, loaded)
+
+
+_loaded: dict[Any, Any] = {}
+
+
+def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    fds = array.array("i")
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    return list(fds)
+
+
+def main() -> int:
+    """Exit status: 0 control socket closed, 1 the model cannot be loaded, 2 wrong environment."""
+    try:
+        control = socket.socket(fileno=int(os.environ.pop("PDDBED_FORKSERVER_FD")))
+    except (KeyError, ValueError, OSError) as error:
+        print(f"pddbed fork server: PDDBED_FORKSERVER_FD must name a control socket ({error})", file=sys.stderr)
+        return 2
+    try:
+        spec_fields = json.loads(os.environ.get("PDDBED_MODEL", '{"name": "tiny"}'))
+    except json.JSONDecodeError as error:
+        print(f"pddbed fork server: PDDBED_MODEL is not JSON: {error}", file=sys.stderr)
+        return 2
+    # numpy's BLAS would start a thread when it is imported; the workers compute with torch
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    # imported here, so that a usage error costs nothing; before fork, so that no child pays for it again
+    import workers.process  # noqa: F401
+    from workers.models import ModelError, ModelSpec, load_model
+
+    try:
+        spec = ModelSpec(**spec_fields)
+        _loaded[spec] = load_model(spec)
+    except (ModelError, TypeError) as error:
+        with suppress(OSError):
+            control.send(json.dumps({"op": "error", "host": None, "message": str(error)}).encode())
+        print(f"pddbed fork server: {error}", file=sys.stderr)
+        return 1
+    ForkServer(control).serve()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

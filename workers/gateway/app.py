@@ -1,0 +1,100 @@
+"""The HTTP routes. Every error leaves in OpenAI's shape; what a route does is in generation.py and metrics.py."""
+
+import logging
+import time
+from pathlib import Path
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+
+from workers.gateway.disconnect import ClientGone
+from workers.gateway.dispatcher import Dispatcher
+from workers.gateway.errors import SERVER_ERROR, ApiError
+from workers.gateway.generation import Generation
+from workers.gateway.metrics import render_metrics
+from workers.gateway.requests import MAX_BODY_BYTES, ChatRequest, CompletionRequest, parse_body
+from workers.policy import NoRoute
+
+log = logging.getLogger(__name__)
+
+
+def build_app(dispatcher: Dispatcher) -> FastAPI:
+    """The application in front of `dispatcher`."""
+    app = FastAPI(title="pddbed gateway", docs_url=None, redoc_url=None, openapi_url=None)
+    loaded = dispatcher.loaded
+    # a path names a model on one machine only; its configuration's name means something to a client
+    model_id = loaded.spec.name if "/" not in loaded.spec.name else Path(loaded.spec.name).stem
+    generation = Generation(dispatcher, model_id)
+    started = int(time.time())
+
+    @app.post("/v1/completions")
+    async def completions(request: Request) -> Response:
+        return await generation.completion(request, parse_body(CompletionRequest, await read_body(request)))
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(request: Request) -> Response:
+        return await generation.chat(request, parse_body(ChatRequest, await read_body(request)))
+
+    @app.get("/v1/models")
+    async def models() -> Response:
+        model = {
+            "id": model_id,
+            "object": "model",
+            "created": started,
+            "owned_by": "pddbed",
+            "max_model_len": loaded.config.context_length,
+        }
+        return json_response(200, {"object": "list", "data": [model]})
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> Response:
+        if name != model_id:
+            raise ApiError(404, f"the model {name!r} does not exist here", param="model", code="model_not_found")
+        return json_response(200, {"id": model_id, "object": "model", "created": started, "owned_by": "pddbed"})
+
+    @app.get("/health")
+    async def health() -> Response:
+        try:
+            route = dispatcher.route_now()
+        except NoRoute as error:
+            return json_response(503, {"status": "unavailable", "reason": str(error)})
+        return json_response(200, {"status": "ok", "pipeline": route.pipeline, "workers": list(route.workers)})
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(render_metrics(dispatcher), media_type="text/plain; version=0.0.4")
+
+    @app.exception_handler(ApiError)
+    async def api_error(_: Request, error: ApiError) -> Response:
+        return json_response(error.status, error.body())
+
+    @app.exception_handler(ClientGone)
+    async def client_gone(_: Request, error: ClientGone) -> Response:
+        return Response(status_code=499)  # nginx's number; nobody is there to read it
+
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> Response:
+        message = f"{request.method} {request.url.path}: {error.detail}"
+        return json_response(error.status_code, ApiError(error.status_code, message).body())
+
+    @app.exception_handler(Exception)
+    async def broken(_: Request, error: Exception) -> Response:
+        message = f"the gateway failed: {type(error).__name__}: {error}"
+        return json_response(500, ApiError(500, message, kind=SERVER_ERROR, code="internal_error").body())
+
+    return app
+
+
+async def read_body(request: Request) -> bytes:
+    """The whole body, at most MAX_BODY_BYTES. Raises ApiError (413)."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > MAX_BODY_BYTES:
+            raise ApiError(413, f"the body exceeds {MAX_BODY_BYTES} bytes; send a shorter prompt")
+    return bytes(body)
+
+
+def json_response(status: int, body: object) -> Response:
+    return Response(msgspec.json.encode(body), status_code=status, media_type="application/json")

@@ -1,0 +1,45 @@
+"""Errors as OpenAI's clients expect them, and which status a worker's named error becomes."""
+
+from typing import Any
+
+BAD_REQUEST = "invalid_request_error"
+SERVER_ERROR = "server_error"
+
+# A request that a worker refused or lost. What is not here is this project's own fault: 500.
+STATUS_OF_FAILURE = {
+    "bad_request": 400,
+    "no_worker": 503,
+    "out_of_kv_blocks": 503,
+    "peer_unreachable": 503,
+    "worker_lost": 502,
+    "connection_lost": 502,
+    "kv_corrupt": 502,
+    "transfer_aborted": 502,
+    "deadline_exceeded": 504,
+    "handover_deadline": 504,
+    "request_deadline": 504,
+}
+
+
+class ApiError(Exception):
+    """An answer with an error in it."""
+
+    def __init__(
+        self, status: int, message: str, *, kind: str = BAD_REQUEST, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
+        self.param = param
+        self.code = code
+
+    def body(self) -> dict[str, Any]:
+        """OpenAI's error object."""
+        return {"error": {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}}
+
+
+def from_failure(name: str, message: str) -> ApiError:
+    """The API error of a request that failed on its way through the workers."""
+    status = STATUS_OF_FAILURE.get(name, 500)
+    kind = BAD_REQUEST if status == 400 else SERVER_ERROR
+    return ApiError(status, message, kind=kind, code=name)

@@ -1,0 +1,76 @@
+"""Tokens from several instances become one answer: by position, exactly once, in order, no gap. Pure."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class MergedToken:
+    """One token of the answer and who made it. The last one carries the finish reason."""
+
+    position: int
+    token_id: int
+    instance: str
+    finish_reason: str | None = None
+
+
+class MergeConflict(Exception):
+    """Two instances disagree: about a token, or about where the answer ends. One of them has broken state."""
+
+    name = "merge_conflict"
+
+
+class PositionMerge:
+    """Collects tokens from position `start` on. What has been returned by `offer` is final."""
+
+    def __init__(self, start: int) -> None:
+        self._next = start
+        self._waiting: dict[int, MergedToken] = {}
+        self._delivered: list[int] = []
+        self._start = start
+        self._end: int | None = None  # one past the last position, once known
+
+    @property
+    def finished(self) -> bool:
+        """The whole answer has been returned."""
+        return self._next == self._end
+
+    @property
+    def gap(self) -> bool:
+        """Later tokens are here while an earlier one is missing."""
+        return bool(self._waiting)
+
+    def offer(self, position: int, ids: list[int], finish_reason: str | None, instance: str) -> list[MergedToken]:
+        """Take tokens at consecutive positions; return those that are now in order (perhaps none).
+
+        A token that is here already is dropped. Raises MergeConflict when it differs, or lies beyond the end.
+        """
+        last = position + len(ids) - 1
+        if position < self._start:
+            raise MergeConflict(f"{instance} sent position {position}, inside the prompt of {self._start} tokens")
+        if finish_reason is not None:
+            if self._end not in (None, last + 1):
+                raise MergeConflict(f"{instance} ends the answer at {last}, another instance at {self._end}")
+            self._end = last + 1
+        if self._end is not None and max([last, self._next - 1, *self._waiting]) >= self._end:
+            raise MergeConflict(f"the answer ends before position {self._end}, but {instance} went on")
+        for offset, token_id in enumerate(ids):
+            self._put(
+                MergedToken(position + offset, token_id, instance, finish_reason if offset == len(ids) - 1 else None)
+            )
+        ready = []
+        while (token := self._waiting.pop(self._next, None)) is not None:
+            self._delivered.append(token.token_id)
+            self._next += 1
+            ready.append(token)
+        return ready
+
+    def _put(self, token: MergedToken) -> None:
+        if token.position < self._next:
+            known: int | None = self._delivered[token.position - self._start]
+        else:
+            other = self._waiting.setdefault(token.position, token)
+            known = other.token_id
+        if known != token.token_id:
+            raise MergeConflict(
+                f"position {token.position} is token {known} and, says {token.instance}, {token.token_id}"
+            )

@@ -1,0 +1,130 @@
+"""What a request leaves behind: one JSON line, vllm bench's names for what it has and `pdd_*` for the rest."""
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from workers.policy import Route
+from workers.wire.messages import Span
+
+NS_PER_MS = 1e6
+NS_PER_S = 1e9
+
+
+@dataclass
+class RequestLog:
+    """Everything the gateway notes of one request. Times are CLOCK_MONOTONIC nanoseconds.
+
+    All namespaces of a lab share that clock, so spans of different workers can be compared.
+    """
+
+    request: str
+    model: str
+    route: Route
+    prompt_tokens: int
+    handoff: str
+    start_time: float  # Unix seconds, for people
+    start_ns: int
+    token_ns: list[int] = field(default_factory=list)
+    instances: list[str] = field(default_factory=list)
+    spans: list[tuple[str, Span]] = field(default_factory=list)
+    finish_reason: str | None = None
+    error: str | None = None
+    end_ns: int | None = None
+    unsettled: tuple[str, ...] = ()
+
+    def find(self, name: str) -> Span | None:
+        """The first span of that name, of whichever worker."""
+        return next((span for _, span in self.spans if span.name == name), None)
+
+    def record(self) -> dict[str, Any]:
+        """The line for requests.jsonl: seconds in vllm's fields, milliseconds in `pdd_*_ms`."""
+        end_ns = self.end_ns or (self.token_ns[-1] if self.token_ns else self.start_ns)
+        first_ns = self.token_ns[0] if self.token_ns else None
+        itl = [(b - a) / NS_PER_S for a, b in zip(self.token_ns, self.token_ns[1:], strict=False)]
+        output_len = len(self.token_ns)
+        return {
+            "request_id": self.request,
+            "model": self.model,
+            "success": self.error is None,
+            "error": self.error or "",
+            "start_time": self.start_time,
+            "input_len": self.prompt_tokens,
+            "output_len": output_len,
+            "ttft": None if first_ns is None else (first_ns - self.start_ns) / NS_PER_S,
+            "tpot": sum(itl) / len(itl) if itl else None,
+            "itl": itl,
+            "e2el": (end_ns - self.start_ns) / NS_PER_S,
+            "finish_reason": self.finish_reason,
+            "pdd_pipeline": self.route.pipeline,
+            "pdd_route_reason": self.route.reason,
+            "pdd_prefill": self.route.prefill,
+            "pdd_relay": self.route.relay,
+            "pdd_main": self.route.main,
+            "pdd_hit_rate": 0.0,
+            **self._transfers(),
+            **self._handoff(),
+            "pdd_start_ns": self.start_ns,
+            "pdd_end_ns": end_ns,
+            "pdd_unsettled": list(self.unsettled),
+            "pdd_spans": [span_row(instance, span) for instance, span in self.spans],
+        }
+
+    def _transfers(self) -> dict[str, Any]:
+        wan, fabric = self.find("wan-transfer"), self.find("fabric-transfer")
+        return {
+            "pdd_delta_bytes": wan.bytes if wan else None,
+            "pdd_kv_queue_ms": wan.queue_ns / NS_PER_MS if wan else None,
+            "pdd_kv_xfer_ms": (wan.end_ns - wan.start_ns) / NS_PER_MS if wan else None,
+            "pdd_fabric_bytes": fabric.bytes if fabric else None,
+            "pdd_fabric_queue_ms": fabric.queue_ns / NS_PER_MS if fabric else None,
+            "pdd_fabric_xfer_ms": (fabric.end_ns - fabric.start_ns) / NS_PER_MS if fabric else None,
+        }
+
+    def _handoff(self) -> dict[str, Any]:
+        wait, extend = self.find("hand-over"), self.find("extend")
+        switch = next((i for i in range(1, len(self.instances)) if self.instances[i] != self.instances[i - 1]), None)
+        return {
+            "pdd_handoff_mode": self.handoff if wait else None,
+            # main decode ready -> its first token
+            "pdd_handoff_ms": (extend.end_ns - wait.start_ns) / NS_PER_MS if wait and extend else None,
+            # what the client sees: the gap between the relay's last and main decode's first token
+            "pdd_handoff_pause_ms": (self.token_ns[switch] - self.token_ns[switch - 1]) / NS_PER_MS if switch else None,
+            "pdd_rld_tokens": self.instances.count(self.route.relay) if self.route.relay else 0,
+            "pdd_md_tokens": self.instances.count(self.route.main) if self.route.main else 0,
+        }
+
+
+def span_row(instance: str, span: Span) -> dict[str, Any]:
+    """A span as it stands in records: zero details left out."""
+    row: dict[str, Any] = {
+        "name": span.name,
+        "instance": instance,
+        "start_ns": span.start_ns,
+        "end_ns": span.end_ns,
+    }
+    for detail in ("peer", "bytes", "tokens", "queue_ns"):
+        if value := getattr(span, detail):
+            row[detail] = value
+    return row
+
+
+class RecordWriter:
+    """Appends lines to `requests.jsonl` in a directory; each line in one write, so that readers see whole lines."""
+
+    def __init__(self, directory: Path | None) -> None:
+        self._fd: int | None = None
+        if directory is not None:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._fd = os.open(directory / "requests.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+
+    def write(self, record: dict[str, Any]) -> None:
+        if self._fd is not None:
+            os.write(self._fd, json.dumps(record, ensure_ascii=False).encode() + b"\n")
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None

@@ -1,0 +1,52 @@
+"""Every wait of the wire has a deadline, derived from the link it crosses. Pure arithmetic.
+
+The constants are what a healthy worker on a busy CPU may take; the RTT multiples are what the protocol needs.
+"""
+
+from dataclasses import dataclass
+
+from workers.wire.frames import WireError
+
+
+class DeadlineExceeded(WireError):
+    """A peer did not do its part in time."""
+
+    name = "deadline_exceeded"
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """The network between this worker and one peer. Within a datacenter: no delay worth counting, no rate limit."""
+
+    rtt_ns: int = 0
+    rate_bps: int | None = None
+
+    @property
+    def rtt_s(self) -> float:
+        return self.rtt_ns / 1e9
+
+    @property
+    def connect_s(self) -> float:
+        """TCP handshake and ours: two round trips, plus one retransmitted SYN (Linux: after 1 s, then 2 s)."""
+        return 5.0 + 4 * self.rtt_s
+
+    @property
+    def stall_s(self) -> float:
+        """No byte moves for this long while some should: lost. Covers a few retransmission back-offs."""
+        return 15.0 + 8 * self.rtt_s
+
+    @property
+    def ping_every_s(self) -> float:
+        return max(1.0, self.rtt_s)
+
+    @property
+    def reply_s(self) -> float:
+        """From asking a peer for something it has at hand until its answer is here."""
+        return 10.0 + 4 * self.rtt_s
+
+    def retry_s(self, attempt: int) -> float:
+        """Pause before dialling again: 50 ms doubling to 2 s, so that a restarted peer is found at once."""
+        return min(2.0, 0.05 * 2 ** min(attempt, 10))
+
+
+SAME_DATACENTER = Path()

@@ -1,0 +1,173 @@
+"""Warm KV connections to one peer: opened early, lent one transfer at a time, FIFO when all are busy."""
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+from workers.wire.connection import Connection
+from workers.wire.deadlines import Path
+from workers.wire.frames import FrameError, Kind, WireError
+from workers.wire.messages import KvReceived, KvRefused
+from workers.wire.stream import ConnectionLost
+
+log = logging.getLogger(__name__)
+
+
+class PeerUnreachable(WireError):
+    """No connection to the peer came up in time."""
+
+    name = "peer_unreachable"
+
+
+class KvChannel:
+    """The dialer's end of a KV connection: carries one transfer at a time and hears the receiver's answers."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self._answers: dict[str, asyncio.Future[KvReceived | KvRefused]] = {}
+
+    async def listen(self) -> None:
+        """Read answers until the connection ends; raises WireError then."""
+        try:
+            while True:
+                answer, _ = await self.connection.receive(only=frozenset({Kind.CONTROL}))
+                if not isinstance(answer, KvReceived | KvRefused):
+                    raise FrameError(f"{self.connection.peer} sent {type(answer).__name__} on a KV connection")
+                future = self._answers.get(answer.transfer)
+                # an answer to a transfer that was aborted meanwhile has nobody to hear it
+                if future is not None and not future.done():
+                    future.set_result(answer)
+        except WireError as error:
+            self.connection.close(str(error))
+            for future in self._answers.values():
+                if not future.done():
+                    future.set_exception(ConnectionLost(f"{self.connection.peer}: {error}"))
+            raise
+
+    def expect(self, transfer: str) -> "asyncio.Future[KvReceived | KvRefused]":
+        """The answer to come for `transfer`; pair with `forget`."""
+        future: asyncio.Future[KvReceived | KvRefused] = asyncio.get_running_loop().create_future()
+        if self.connection.close_reason is not None:
+            future.set_exception(ConnectionLost(self.connection.close_reason))
+        self._answers[transfer] = future
+        return future
+
+    def forget(self, transfer: str) -> None:
+        future = self._answers.pop(transfer, None)
+        if future is not None and future.done() and not future.cancelled():
+            future.exception()  # retrieved: a broken connection was reported by the send already
+
+
+class KvPool:
+    """`size` connections to `peer`, kept up by one task each. A dead peer blocks only who asks for it."""
+
+    def __init__(
+        self,
+        peer: str,
+        size: int,
+        path: Path,
+        dial: Callable[[], Awaitable[Connection]],
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.peer = peer
+        self.size = size
+        self._path = path
+        self._dial = dial
+        self._idle: deque[KvChannel] = deque()
+        self._waiters: deque[asyncio.Future[KvChannel]] = deque()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._error = "not tried yet"
+        self._on_change = on_change
+        self.up = 0
+
+    def start(self) -> None:
+        self._tasks = [asyncio.create_task(self._keep_up(), name=f"kv to {self.peer}") for _ in range(self.size)]
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._fail_waiters(ConnectionLost("this worker is stopping"))
+
+    async def acquire(self) -> KvChannel:
+        """The next free connection, first come first served; give it back with `release`.
+
+        While the peer is up the wait has no limit of its own (transfers before this one take what they take; the
+        request's deadline holds). Raises PeerUnreachable when none is up and none comes up in time.
+        """
+        channel = self.take_idle()
+        if channel is not None:
+            return channel
+        future: asyncio.Future[KvChannel] = asyncio.get_running_loop().create_future()
+        self._waiters.append(future)
+        timer = asyncio.get_running_loop().call_later(self._path.connect_s, self._give_up, future)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled() and future.exception() is None:
+                self.release(future.result())
+            raise
+        finally:
+            timer.cancel()
+            with contextlib.suppress(ValueError):
+                self._waiters.remove(future)
+
+    def take_idle(self) -> KvChannel | None:
+        """A free connection, if one is and nobody was here before."""
+        return self._idle.popleft() if self._idle and not self._waiters else None
+
+    def release(self, channel: KvChannel) -> None:
+        """Lend the connection to the longest waiter; a broken one is forgotten (its task dials anew)."""
+        if channel.connection.close_reason is not None:
+            return
+        while self._waiters:
+            future = self._waiters.popleft()
+            if not future.done():
+                future.set_result(channel)
+                return
+        self._idle.append(channel)
+
+    def _give_up(self, future: "asyncio.Future[KvChannel]") -> None:
+        if future.done():
+            return
+        if self.up:
+            asyncio.get_running_loop().call_later(self._path.connect_s, self._give_up, future)
+        else:
+            future.set_exception(PeerUnreachable(f"{self.peer} is unreachable: {self._error}"))
+
+    def _fail_waiters(self, error: WireError) -> None:
+        for future in self._waiters:
+            if not future.done():
+                future.set_exception(error)
+
+    async def _keep_up(self) -> None:
+        attempt = 0
+        while True:
+            try:
+                connection = await self._dial()
+            except WireError as error:
+                if str(error) != self._error:
+                    log.warning("%s", error)
+                self._error = str(error)
+                await asyncio.sleep(self._path.retry_s(attempt))
+                attempt += 1
+                continue
+            attempt = 0
+            channel = KvChannel(connection)
+            self._count(+1)
+            self.release(channel)
+            try:
+                await channel.listen()
+            except WireError as error:
+                self._error = str(error)
+            finally:
+                connection.close("no longer needed")
+                self._count(-1)
+                with contextlib.suppress(ValueError):
+                    self._idle.remove(channel)
+
+    def _count(self, change: int) -> None:
+        self.up += change
+        self._on_change()

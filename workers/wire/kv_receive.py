@@ -1,0 +1,167 @@
+"""Receiving KV straight into blocks: the listener's end of a KV connection. What follows is the sink's business."""
+
+import time
+from typing import Protocol
+
+import xxhash
+
+from workers.wire.connection import Connection
+from workers.wire.frames import FrameError, Kind, WireError
+from workers.wire.kv_send import block_lengths
+from workers.wire.messages import KvAbort, KvBegin, KvBlocks, KvEnd, KvReceived, KvRefused
+from workers.wire.stream import Target
+
+
+class RefuseTransfer(Exception):
+    """Raised by `Receiver.begin`: the KV cannot be taken. `error` is the name that clients and records see."""
+
+    def __init__(self, error: str, reason: str) -> None:
+        super().__init__(reason)
+        self.error = error
+
+
+class CorruptKv(WireError):
+    """A block is not what was sent."""
+
+    name = "kv_corrupt"
+
+
+class IncomingKv(Protocol):
+    """Where one transfer goes."""
+
+    def views(self, first_block: int, tokens: list[int]) -> list[memoryview]:
+        """Memory for consecutive blocks of the sequence."""
+        ...
+
+    def attach(self, target: Target | None) -> None:
+        """The target that bytes are flowing to: to be detached when the request is cancelled. None: no more."""
+        ...
+
+    def complete(self, first_token: int, finish_reason: str | None, received_ns: int) -> None:
+        """Everything is there."""
+        ...
+
+    def failed(self, error: str, reason: str) -> None:
+        """It will not be."""
+        ...
+
+    @property
+    def cancelled(self) -> bool:
+        """The blocks are no longer this transfer's."""
+        ...
+
+
+class Receiver(Protocol):
+    """The role that takes transfers."""
+
+    block_size: int
+    bytes_per_token: int
+
+    def begin(self, begin: KvBegin) -> IncomingKv:
+        """Reserve blocks. Raises RefuseTransfer."""
+        ...
+
+
+class _Current:
+    """The transfer that a connection is carrying. `sink` is None once nobody wants it."""
+
+    def __init__(self, begin: KvBegin, sink: IncomingKv | None, block_size: int) -> None:
+        self.transfer = begin.transfer
+        self.lengths = block_lengths(begin.tokens, block_size)
+        self.next_block = 0
+        self.sink = sink
+
+
+async def receive_transfers(connection: Connection, receiver: Receiver) -> None:
+    """Serve a KV connection until it ends. Raises WireError then; a transfer under way has failed by that time."""
+    current: _Current | None = None
+    try:
+        while True:
+            message, header = await connection.receive(idle_ok=current is None, only=frozenset({Kind.CONTROL, Kind.KV}))
+            if isinstance(message, KvBegin):
+                if current is not None:
+                    raise FrameError(f"transfer {message.transfer} begins while {current.transfer} is under way")
+                current = await _begin(connection, receiver, message)
+                continue
+            if not isinstance(message, KvBlocks | KvEnd | KvAbort):
+                raise FrameError(f"{type(message).__name__} on a KV connection")
+            if current is None or message.transfer != current.transfer:
+                raise FrameError(f"{type(message).__name__} of transfer {message.transfer}, which is not under way")
+            if isinstance(message, KvBlocks):
+                await _blocks(connection, receiver, current, message, header.body_bytes)
+                continue
+            if isinstance(message, KvEnd):
+                await _end(connection, current, message)
+            elif current.sink is not None:
+                current.sink.failed("transfer_aborted", message.reason)
+            current = None
+    except BaseException as error:
+        if current is not None and current.sink is not None:
+            current.sink.failed(getattr(error, "name", "wire_error"), str(error))
+        connection.close(str(error))
+        raise
+
+
+async def _begin(connection: Connection, receiver: Receiver, begin: KvBegin) -> _Current:
+    if begin.first_block != 0 or begin.tokens != len(begin.spec.prompt):
+        raise FrameError(
+            f"transfer of {begin.tokens} tokens from block {begin.first_block} for a prompt of "
+            f"{len(begin.spec.prompt)}: only whole prompts can be taken"
+        )
+    try:
+        sink = receiver.begin(begin)
+    except RefuseTransfer as refusal:
+        await connection.send(KvRefused(transfer=begin.transfer, error=refusal.error, reason=str(refusal)))
+        return _Current(begin, None, receiver.block_size)
+    return _Current(begin, sink, receiver.block_size)
+
+
+async def _blocks(
+    connection: Connection, receiver: Receiver, current: _Current, message: KvBlocks, body_bytes: int
+) -> None:
+    first, count = message.first_block, len(message.tokens)
+    expected = current.lengths[current.next_block : current.next_block + count]
+    if first != current.next_block or message.tokens != expected or len(message.checksums) != count:
+        raise FrameError(f"blocks {first}+{count} of transfer {current.transfer}; {current.next_block} is next")
+    if body_bytes != sum(message.tokens) * receiver.bytes_per_token:
+        raise FrameError(
+            f"{body_bytes} bytes of KV for {sum(message.tokens)} tokens of {receiver.bytes_per_token} bytes each"
+        )
+    current.next_block += count
+    if current.sink is None or current.sink.cancelled:
+        await connection.read_body(Target.nowhere(body_bytes), body_bytes)
+        await _refuse_cancelled(connection, current)
+        return
+    views = current.sink.views(first, message.tokens)
+    target = Target(views)
+    current.sink.attach(target)
+    await connection.read_body(target, body_bytes)
+    current.sink.attach(None)
+    if target.detached:
+        await _refuse_cancelled(connection, current)
+        return
+    for index, (view, checksum) in enumerate(zip(views, message.checksums, strict=True), first):
+        if xxhash.xxh3_64_intdigest(view) != checksum:
+            error = CorruptKv(f"KV block {index} of transfer {current.transfer} does not match its checksum")
+            current.sink.failed(error.name, str(error))
+            current.sink = None
+            await connection.send(KvRefused(transfer=current.transfer, error=error.name, reason=str(error)))
+            return
+
+
+async def _end(connection: Connection, current: _Current, end: KvEnd) -> None:
+    if current.next_block != len(current.lengths):
+        raise FrameError(f"transfer {current.transfer} ends at block {current.next_block} of {len(current.lengths)}")
+    await _refuse_cancelled(connection, current)
+    if current.sink is not None:
+        received_ns = time.monotonic_ns()
+        current.sink.complete(end.first_token, end.finish_reason, received_ns)
+        await connection.send(KvReceived(transfer=current.transfer, received_ns=received_ns))
+
+
+async def _refuse_cancelled(connection: Connection, current: _Current) -> None:
+    if current.sink is not None and current.sink.cancelled:
+        current.sink = None
+        await connection.send(
+            KvRefused(transfer=current.transfer, error="cancelled", reason="the receiver has given the request up")
+        )

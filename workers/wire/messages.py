@@ -1,0 +1,298 @@
+"""The messages, by who speaks to whom. Data only: what to do with them is the roles' business.
+
+Encoded as msgpack maps tagged with `t`. Positions count tokens from the prompt's first; times are CLOCK_MONOTONIC
+nanoseconds; a block is named by its index in the sequence, never by an address or a peer's block id.
+"""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from workers.wire.frames import FrameError, Kind
+
+Name = Annotated[str, Meta(min_length=1, max_length=256)]
+Text = Annotated[str, Meta(max_length=4096)]
+Count = Annotated[int, Meta(ge=0, lt=1 << 48)]
+TokenId = Annotated[int, Meta(ge=0, lt=1 << 32)]
+FinishReason = str | None  # "stop" | "length"; None while the sequence goes on
+
+
+class Message(Struct, tag_field="t", frozen=True, kw_only=True, omit_defaults=True):
+    """Base of all messages."""
+
+
+# -- both sides, once per connection -------------------------------------------------------------------------
+
+
+class Facts(Struct, frozen=True, kw_only=True):
+    """What two workers must agree on before KV may pass between them, and who is speaking."""
+
+    name: Name
+    role: Name
+    protocol: Count
+    model: Name
+    fingerprint: Name
+    block_size: Count
+    kv_shape: list[Count]  # of one token, such as [layers, 2, kv_heads, head_dim]
+    kv_dtype: Name
+
+
+class Hello(Message, tag="hello", frozen=True):
+    """Dialer, first message. `channel` is "control" (one per pair) or "kv" (the warm pool)."""
+
+    facts: Facts
+    channel: Name
+    nonce: Annotated[bytes, Meta(min_length=32, max_length=32)]
+
+
+class Welcome(Message, tag="welcome", frozen=True):
+    """Listener's answer: its own facts, its nonce, and the proof that it knows the secret."""
+
+    facts: Facts
+    nonce: Annotated[bytes, Meta(min_length=32, max_length=32)]
+    proof: Annotated[bytes, Meta(min_length=32, max_length=32)]
+
+
+class Proof(Message, tag="proof", frozen=True):
+    """Dialer's proof that it knows the secret. It may send at once after this."""
+
+    proof: Annotated[bytes, Meta(min_length=32, max_length=32)]
+
+
+class Refused(Message, tag="refused", frozen=True):
+    """Either side, before it closes the connection: one sentence."""
+
+    reason: Text
+
+
+# -- both sides, any time on a control connection --------------------------------------------------------------
+
+
+class Ping(Message, tag="ping", frozen=True):
+    """Are you there? The answer is a Pong and, to a gateway, a Status."""
+
+    sent_ns: int
+
+
+class Pong(Message, tag="pong", frozen=True):
+    sent_ns: int
+
+
+class Status(Message, tag="status", frozen=True):
+    """How a worker is. The gateway chooses workers by it and shows it in /metrics; sent when it changes, too."""
+
+    free_blocks: Count
+    blocks: Count
+    requests: Count
+    connected: list[Name]  # peers to which this worker's warm connections are up
+    counters: list[tuple[Name, Name, Name, Count, Count]]  # peer, direction, class, bytes, frames
+
+
+# -- gateway to worker -----------------------------------------------------------------------------------------
+
+
+class SamplingSpec(Struct, frozen=True, kw_only=True):
+    """How tokens are chosen. A seed is always set when temperature > 0, so that a hand-over changes nothing."""
+
+    max_tokens: Count
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] | None = None
+    ignore_eos: bool = False
+    stop_token_ids: list[TokenId] = []
+
+
+class RequestSpec(Struct, frozen=True, kw_only=True):
+    """One request as every worker on its way sees it. `relay` or `main` is None where the pipeline has none."""
+
+    id: Name
+    gateway: Name
+    prefill: Name
+    relay: Name | None
+    main: Name | None
+    prompt: Annotated[list[TokenId], Meta(min_length=1)]
+    sampling: SamplingSpec
+    deadline_s: float  # from when a worker first hears of the request
+
+    @property
+    def first_decoder(self) -> str:
+        """Who emits the first token: the relay, else the main decode, else prefill itself."""
+        return self.relay or self.main or self.prefill
+
+
+class Prefill(Message, tag="prefill", frozen=True):
+    """Compute the prompt's KV, sample the first token, send both to `relay` and `main`."""
+
+    spec: RequestSpec
+
+
+class Cancel(Message, tag="cancel", frozen=True):
+    """Stop and release everything of a request, known or not yet known."""
+
+    request: Name
+    reason: Text
+
+
+# -- prefill to decode, on a KV connection ---------------------------------------------------------------------
+
+
+class KvBegin(Message, tag="kv-begin", frozen=True):
+    """A transfer starts: KV of positions [first_block * block_size, tokens). `transfer` is unique per attempt."""
+
+    transfer: Name
+    spec: RequestSpec
+    first_block: Count
+    tokens: Count
+
+
+class KvBlocks(Message, tag="kv-blocks", frozen=True):
+    """Consecutive blocks, raw bytes in the body: `tokens[i]` tokens of block `first_block + i`, xxh3-64 of each."""
+
+    transfer: Name
+    first_block: Count
+    tokens: Annotated[list[Count], Meta(min_length=1)]
+    checksums: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)]  # up to 2**64-1: no msgpack int64 bound
+
+
+class KvEnd(Message, tag="kv-end", frozen=True):
+    """All blocks were sent; the token that prefill sampled from them."""
+
+    transfer: Name
+    first_token: TokenId
+    finish_reason: FinishReason = None
+
+
+class KvAbort(Message, tag="kv-abort", frozen=True):
+    """The sender gives this transfer up; the connection stays good."""
+
+    transfer: Name
+    reason: Text
+
+
+# -- decode to prefill, on the same KV connection --------------------------------------------------------------
+
+
+class KvReceived(Message, tag="kv-received", frozen=True):
+    """Every byte is in its block and every checksum right."""
+
+    transfer: Name
+    received_ns: int
+
+
+class KvRefused(Message, tag="kv-refused", frozen=True):
+    """The transfer cannot be taken (no blocks, cancelled, bad checksum); the sender stops."""
+
+    transfer: Name
+    error: Name
+    reason: Text
+
+
+# -- main decode to relay decode, and back ---------------------------------------------------------------------
+
+
+class HandOver(Message, tag="hand-over", frozen=True):
+    """Main decode holds the whole prompt's KV: stop, and send every token id you have."""
+
+    request: Name
+
+
+class TokenIds(Message, tag="token-ids", frozen=True):
+    """Everything generated so far, first token included, in one message (one-shot hand-over)."""
+
+    request: Name
+    ids: Annotated[list[TokenId], Meta(min_length=1)]
+    stopped_ns: int
+    finish_reason: FinishReason = None
+
+
+# -- worker to gateway -----------------------------------------------------------------------------------------
+
+
+class Tokens(Message, tag="tokens", frozen=True):
+    """Generated tokens at consecutive positions from `position`."""
+
+    request: Name
+    position: Count
+    ids: Annotated[list[TokenId], Meta(min_length=1)]
+    finish_reason: FinishReason = None
+
+
+class Span(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A stretch of a request's life on one worker. An instant has end_ns == start_ns."""
+
+    name: Name
+    start_ns: int
+    end_ns: int
+    peer: str = ""
+    bytes: int = 0
+    tokens: int = 0
+    queue_ns: int = 0
+
+
+class Report(Message, tag="report", frozen=True):
+    """What a worker did. `done`: it holds nothing of the request any more."""
+
+    request: Name
+    spans: list[Span]
+    done: bool = False
+
+
+class Failed(Message, tag="failed", frozen=True):
+    """A worker cannot go on with a request; it has released what it held."""
+
+    request: Name
+    error: Name
+    message: Text
+
+
+Handshake = Hello | Welcome | Proof | Refused
+Control = (
+    Ping
+    | Pong
+    | Status
+    | Prefill
+    | Cancel
+    | KvBegin
+    | KvEnd
+    | KvAbort
+    | KvReceived
+    | KvRefused
+    | HandOver
+    | Report
+    | Failed
+)
+Ids = Tokens | TokenIds
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODERS: dict[Kind, msgspec.msgpack.Decoder] = {
+    Kind.HANDSHAKE: msgspec.msgpack.Decoder(Handshake),
+    Kind.CONTROL: msgspec.msgpack.Decoder(Control),
+    Kind.TOKEN_IDS: msgspec.msgpack.Decoder(Ids),
+    Kind.KV: msgspec.msgpack.Decoder(KvBlocks),
+}
+
+
+def kind_of(message: Message) -> Kind:
+    """The frame kind, hence the byte class, of a message."""
+    if isinstance(message, KvBlocks):
+        return Kind.KV
+    if isinstance(message, Tokens | TokenIds):
+        return Kind.TOKEN_IDS
+    if isinstance(message, Hello | Welcome | Proof | Refused):
+        return Kind.HANDSHAKE
+    return Kind.CONTROL
+
+
+def encode(message: Message) -> bytes:
+    """msgpack bytes of a message."""
+    return _ENCODER.encode(message)
+
+
+def decode(kind: Kind, data: bytes | memoryview) -> Message:
+    """The message of a frame of `kind`. Raises FrameError for anything else than exactly one valid message."""
+    try:
+        message: Message = _DECODERS[kind].decode(data)
+    except (msgspec.MsgspecError, RecursionError, ValueError, OverflowError) as error:
+        raise FrameError(f"{kind.name} message does not decode: {error}") from None
+    return message

@@ -1,0 +1,210 @@
+"""A non-blocking TCP socket that moves bytes straight between the kernel and caller-owned memory.
+
+asyncio's streams copy through their own buffers, and its sock_* calls take one buffer a call and lose their place when
+cancelled. Here a send is a list of views (one sendmsg), a receive fills views, and both can be *detached* from the
+memory they use at any moment, because between two readiness events the kernel holds no reference to it: that is what
+lets a cancelled request give its KV blocks back at once while the bytes already promised still cross.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import socket
+import sys
+import termios
+from collections.abc import Callable, Iterable
+
+from workers.wire.deadlines import DeadlineExceeded, Path
+from workers.wire.frames import WireError
+
+IOV_MAX = 512  # views per sendmsg; Linux takes 1024
+SCRATCH = memoryview(bytearray(256 << 10))  # where bytes go that nobody wants any more: never read
+
+
+class ConnectionLost(WireError):
+    """The peer closed, reset or stopped answering."""
+
+    name = "connection_lost"
+
+
+class Batch:
+    """Views on their way into the kernel, in order."""
+
+    def __init__(self, views: Iterable[bytes | memoryview]) -> None:
+        self._views = [memoryview(view) for view in views if len(view)]
+        self._next = 0
+
+    def __bool__(self) -> bool:
+        return self._next < len(self._views)
+
+    def head(self) -> list[memoryview]:
+        return self._views[self._next : self._next + IOV_MAX]
+
+    def advance(self, sent_bytes: int) -> None:
+        while sent_bytes:
+            view = self._views[self._next]
+            if sent_bytes < len(view):
+                self._views[self._next] = view[sent_bytes:]
+                return
+            sent_bytes -= len(view)
+            self._next += 1
+
+    def detach(self) -> None:
+        """Copy what is left to private memory: from now on the caller's memory is not touched."""
+        self._views = [memoryview(bytes(view)) for view in self._views[self._next :]]
+        self._next = 0
+
+
+class Target:
+    """Where received bytes go: one view after the other, or nowhere after `detach`."""
+
+    def __init__(self, views: list[memoryview]) -> None:
+        self._views = views
+        self._next = 0
+        self._offset = 0
+        self.detached = False
+
+    @classmethod
+    def nowhere(cls, size: int) -> "Target":
+        """For `size` bytes that nobody wants."""
+        full, rest = divmod(size, len(SCRATCH))
+        return cls([SCRATCH] * full + [SCRATCH[:rest]])
+
+    def detach(self) -> None:
+        """From now on the views are not touched; the remaining bytes are thrown away."""
+        self.detached = True
+
+    def buffer(self) -> memoryview:
+        """The memory for the next bytes; empty when everything is there."""
+        while self._next < len(self._views):
+            left = len(self._views[self._next]) - self._offset
+            if left:
+                return SCRATCH[:left] if self.detached else self._views[self._next][self._offset :]
+            self._next += 1
+            self._offset = 0
+        return SCRATCH[:0]
+
+    def advance(self, received_bytes: int) -> None:
+        self._offset += received_bytes
+
+
+class Stream:
+    """One connected socket. At most one sender and one receiver at a time."""
+
+    def __init__(self, sock: socket.socket, path: Path) -> None:
+        sock.setblocking(False)
+        configure(sock, path)
+        self._sock = sock
+        self._fd = sock.fileno()
+        self._path = path
+        self._loop = asyncio.get_running_loop()
+        self._waiting: set[asyncio.Future[None]] = set()
+        self.close_reason: str | None = None
+
+    async def send(self, batch: Batch) -> None:
+        """Hand everything to the kernel. Raises ConnectionLost, DeadlineExceeded (peer reads nothing)."""
+        while batch:
+            self._check_open()
+            try:
+                batch.advance(self._sock.sendmsg(batch.head()))
+            except (BlockingIOError, InterruptedError):
+                await self._ready(self._loop.add_writer, self._loop.remove_writer, self._path.stall_s)
+            except OSError as error:
+                raise self._lost(error) from None
+
+    async def read(self, target: Target, deadline_s: float | None = None) -> None:
+        """Fill `target`. `deadline_s`: for each pause between bytes; None waits for ever (an idle connection may)."""
+        while buffer := target.buffer():
+            self._check_open()
+            try:
+                received = self._sock.recv_into(buffer)
+            except (BlockingIOError, InterruptedError):
+                await self._ready(self._loop.add_reader, self._loop.remove_reader, deadline_s)
+                continue
+            except OSError as error:
+                raise self._lost(error) from None
+            if received == 0:
+                self.close("the peer closed the connection")
+                self._check_open()
+            target.advance(received)
+
+    async def read_bytes(self, size: int, deadline_s: float | None = None) -> memoryview:
+        """Exactly `size` bytes; the caller has bounded `size`."""
+        data = memoryview(bytearray(size))
+        await self.read(Target([data]), deadline_s)
+        return data
+
+    def unacknowledged_bytes(self) -> int:
+        """What the kernel still holds because the peer's kernel has not acknowledged it; 0 when closed."""
+        if self.close_reason is not None:
+            return 0
+        queued = fcntl.ioctl(self._fd, termios.TIOCOUTQ, b"\0\0\0\0")
+        return int.from_bytes(queued, sys.byteorder)
+
+    def rebase(self, path: Path) -> None:
+        """Derive deadlines from `path` from now on."""
+        self._path = path
+        configure(self._sock, path)
+
+    def close(self, reason: str) -> None:
+        """Close now; whoever waits on the stream gets ConnectionLost(reason)."""
+        if self.close_reason is not None:
+            return
+        self.close_reason = reason
+        for future in self._waiting:
+            if not future.done():
+                future.set_exception(ConnectionLost(reason))
+        self._loop.remove_reader(self._fd)
+        self._loop.remove_writer(self._fd)
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+
+    def _check_open(self) -> None:
+        if self.close_reason is not None:
+            raise ConnectionLost(self.close_reason)
+
+    def _lost(self, error: OSError) -> ConnectionLost:
+        reason = error.strerror or str(error)
+        self.close(reason)
+        return ConnectionLost(reason)
+
+    async def _ready(
+        self,
+        register: Callable[..., None],
+        unregister: Callable[[int], bool],
+        deadline_s: float | None,
+    ) -> None:
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._waiting.add(future)
+        register(self._fd, _resolve, future)
+        timer = None if deadline_s is None else self._loop.call_later(deadline_s, _expire, future, deadline_s)
+        try:
+            await future
+        finally:
+            self._waiting.discard(future)
+            if timer is not None:
+                timer.cancel()
+            if self.close_reason is None:
+                unregister(self._fd)
+
+
+def _resolve(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _expire(future: "asyncio.Future[None]", deadline_s: float) -> None:
+    if not future.done():
+        future.set_exception(DeadlineExceeded(f"no byte moved for {deadline_s:.1f} s"))
+
+
+def configure(sock: socket.socket, path: Path) -> None:
+    """No Nagle delay; a peer that vanished without a word is noticed within the path's stall deadline."""
+    stall_s = max(1, round(path.stall_s))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, stall_s)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, stall_s // 3))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(path.stall_s * 1000))
