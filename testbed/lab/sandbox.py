@@ -14,6 +14,7 @@ import os
 import select
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -139,6 +140,8 @@ def _run_init(record: Record, supervisor: Callable[[], int], alive: int) -> None
                 signal.signal(number, signal.SIG_DFL)
             name_process("pddbed-lab")
             status = supervisor()
+        except BaseException:  # its way out is here: nothing above may run a second time in this process
+            traceback.print_exc()
         finally:
             sys.stdout.flush()
             sys.stderr.flush()

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TextIO
 
 from testbed.lab import sandbox
 from testbed.lab.control import ask_lab
@@ -60,10 +60,11 @@ def up(plan: LabPlan, options: UpOptions, on_event: Callable[[dict[str, Any]], N
         listening = [entry[0] for entries in published.values() for entry in entries] + ([api] if api else [])
         keep = tuple(listener.fileno() for listener in listening)
         guardian = sandbox.start(record, Supervisor(plan, record, settings).run, tether, started, keep)
+        diary = record.log("guardian").open()  # opened now: the record is swept when the lab ends
     for listener in listening:
         listener.close()
     try:
-        state = _follow(following, on_event)
+        state = _follow(following, diary, on_event)
         os.write(holding, b"1")
         return state
     except BaseException:
@@ -76,6 +77,7 @@ def up(plan: LabPlan, options: UpOptions, on_event: Callable[[dict[str, Any]], N
     finally:
         os.close(holding)
         os.close(following)
+        diary.close()
 
 
 def _open_sockets(
@@ -101,7 +103,7 @@ def _open_sockets(
     return api, published
 
 
-def _follow(following: int, on_event: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+def _follow(following: int, diary: TextIO, on_event: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     for event in _events(following):
         if event["event"] == "up":
             state: dict[str, Any] = event["state"]
@@ -110,7 +112,8 @@ def _follow(following: int, on_event: Callable[[dict[str, Any]], None]) -> dict[
         if event["event"] == "failed":
             raise LabError(event["error"])
         on_event(event)
-    raise LabError("the lab's supervisor ended while the lab was being built; nothing of it is left")
+    said = "".join(f"\n    {line}" for line in diary.read().splitlines()[-12:])
+    raise LabError(f"the lab's supervisor ended while the lab was being built; nothing of it is left{said}")
 
 
 def _events(following: int) -> Iterator[dict[str, Any]]:

@@ -51,6 +51,7 @@ class Supervisor:
         self._measured_rtt_ns: dict[str, int] = {}
         self._stop = threading.Event()
         self._began = time.monotonic()
+        self._api_url = _api_url(settings)
 
     def run(self) -> int:
         """Build, report, serve until told to stop. The result is the process's exit status."""
@@ -136,7 +137,7 @@ class Supervisor:
             "name": self._plan.name,
             "file": str(self._plan.file) if self._plan.file else None,
             "driver": self._settings.driver,
-            "api": _api_url(self._settings),
+            "api": self._api_url,
             "model": self._plan.model.get("name"),
             "workers": self._settings.with_workers,
             "started": time.time(),
