@@ -58,7 +58,7 @@ class Quantity:
         if value.denominator != 1:
             raise UnitError(f"{shown} is not a whole number of {self.base}; write fewer digits")
         if value > MAX_VALUE:
-            raise UnitError(f"{shown} is absurdly large; the most is {self.format(MAX_VALUE)}")
+            raise UnitError(f"{shown} is absurdly large; the most is 2^63 - 1 {self.base}")
         return int(value)
 
     def format(self, value: int) -> str:
@@ -172,9 +172,7 @@ def parse_percent(text: Any, most: int = 100) -> float:
         raise UnitError(f"{shown} has no percent sign; write {PERCENT_ACCEPTED}")
     number, unit = _split(text, PERCENT_ACCEPTED, missing="percent sign")
     if unit != "%":
-        raise UnitError(
-            f'{shown} does not end in a percent sign but in "{printable(unit)}"; write {PERCENT_ACCEPTED}'
-        )
+        raise UnitError(f'{shown} does not end in a percent sign but in "{printable(unit)}"; write {PERCENT_ACCEPTED}')
     value = Fraction(number)
     if value > most:
         raise UnitError(f"{shown} is more than {most}%")

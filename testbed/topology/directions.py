@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from testbed.impairment import BernoulliLoss, CoDel, GilbertElliottLoss, Impairment, Jitter, Loss, bdp_bytes
-from testbed.links.base import DIRECTIONS
 from testbed.links.base import Direction as DirectionName
 from testbed.topology.problems import Path
 from testbed.topology.salvage import readable
@@ -18,8 +17,6 @@ DEFAULT_QUEUE_BDP = 1.0
 # Below the BDP's own size a short link needs room for what several connections send at once:
 # 8 connections with an initial window of 10 segments in two halves.
 DEFAULT_QUEUE_PACKETS = 64
-
-__all__ = ["DIRECTIONS", "DirectionName", "Effective", "default_queue_bytes", "effective", "impairment", "rtt_ns"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +76,7 @@ def impairment(direction: Effective, rtt: int, mtu: int) -> Impairment:
         delay_ns=direction["delay"],
         queue_bytes=None if rate is None else queue_bytes(rate, rtt, queue, mtu),
         jitter=Jitter(jitter.std, jitter.distribution) if jitter is not None and jitter.std > 0 else None,
-        loss=_loss(direction["loss"]),
+        loss=loss_of(direction["loss"]),
         duplication=direction["duplicate"] or 0.0,
         corruption=direction["corrupt"] or 0.0,
         reordering=direction["reorder"] or 0.0,
@@ -87,14 +84,15 @@ def impairment(direction: Effective, rtt: int, mtu: int) -> Impairment:
     )
 
 
+def loss_of(loss: float | GilbertElliott | None) -> Loss | None:
+    """The runtime value of `loss:`; None for 0%. Raises ValueError where its two states never change."""
+    if isinstance(loss, GilbertElliott):
+        return GilbertElliottLoss(loss.good_to_bad, loss.bad_to_good, loss.loss_bad, loss.loss_good)
+    return BernoulliLoss(loss) if loss else None
+
+
 def _half(rtt: Any, name: DirectionName) -> Any:
     """Half of a round trip; the odd nanosecond goes forward."""
     if rtt is None or not readable(rtt):
         return 0 if rtt is None else rtt
     return rtt // 2 if name == "backward" else rtt - rtt // 2
-
-
-def _loss(loss: float | GilbertElliott | None) -> Loss | None:
-    if isinstance(loss, GilbertElliott):
-        return GilbertElliottLoss(loss.good_to_bad, loss.bad_to_good, loss.loss_bad, loss.loss_good)
-    return BernoulliLoss(loss) if loss else None

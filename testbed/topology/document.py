@@ -14,7 +14,7 @@ import yaml
 
 from testbed.topology.nodes import Mark, NodeBuilder, Refused, Unfolder
 from testbed.topology.problems import Path, Problem, TopologyErrors, dotted
-from testbed.units import quote
+from testbed.units import printable, quote
 
 _LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")  # YAML's, so that marks and lines agree
 
@@ -43,7 +43,9 @@ class Document:
     def at(self, mark: Mark, message: str, path: Path = ()) -> Problem:
         """A problem at a place in the text."""
         source = self.lines[mark.line] if mark.line < len(self.lines) else ""
-        return Problem(self.file, mark.line + 1, mark.column + 1, dotted(path), message, source, mark.width)
+        line, column = mark.line + 1, mark.column + 1
+        # Messages quote what the file holds, and that must not drive the terminal.
+        return Problem(self.file, line, column, dotted(path), printable(message), source, mark.width)
 
 
 def parse_yaml(text: str, file: str) -> Document:

@@ -47,7 +47,16 @@ SYNONYMS = {
 
 def explain(error: ValidationError, document: Document) -> list[Problem]:
     """One problem for each of pydantic's errors."""
-    return [_explain(detail, document) for detail in error.errors(include_url=False)]
+    details = error.errors(include_url=False)
+    return [_explain(detail, document) for detail in details if not _follows(detail, details)]
+
+
+def _follows(detail: ErrorDetails, details: list[ErrorDetails]) -> bool:
+    """A list whose entries are all wrong is "too short" as well, for pydantic."""
+    place = detail["loc"]
+    return detail["type"] == "too_short" and any(
+        len(other["loc"]) > len(place) and other["loc"][: len(place)] == place for other in details
+    )
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -96,7 +105,9 @@ def _sentence(detail: ErrorDetails, path: Path) -> str:
         return f"is missing{_wanted(path)}"
     if kind == "extra_forbidden":
         return _unknown_key(path)
-    if kind in ("model_type", "dict_type"):
+    if kind == "dict_type":
+        return f"is {_kind(value)}, not a mapping; write a line `name: ...` for each of them"
+    if kind == "model_type":
         return f"is {_kind(value)}, not a mapping{_keys(path)}"
     if kind in ("tuple_type", "list_type"):
         return f"is {_kind(value)}, not a list; write [...] or lines that begin with -"
@@ -104,7 +115,8 @@ def _sentence(detail: ErrorDetails, path: Path) -> str:
         return f"is empty{_wanted(path)}"
     if kind in ("too_short", "too_long"):
         bound = context.get("min_length", context.get("max_length"))
-        return f"has {context['actual_length']} entries, not {bound}{_wanted(path)}"
+        count = context["actual_length"]
+        return f"has {count} {'entry' if count == 1 else 'entries'}, not {bound}{_wanted(path)}"
     return f"{quote(value)}: {detail['msg']}"
 
 
@@ -144,16 +156,15 @@ def _all_sections() -> dict[str, type[Section]]:
 
 
 def _wanted(path: Path) -> str:
-    """`; write ...` from the description of the field at `path`."""
+    """What the field at `path` is, or what it takes, from its description."""
     section = section_at(TopologyFile, path[:-1])
     name = str(path[-1]) if path else ""
     if section is None or name not in section.model_fields:
         return ""
-    schema = section.model_json_schema()["properties"][name]
-    if "examples" in schema or "pattern" in schema:
-        return f"; write {schema['description']}"
-    description = section.model_fields[name].description
-    return f"; {description[0].lower()}{description[1:].rstrip('.')}" if description else ""
+    if section.model_fields[name].description is not None:
+        return f" ({str(section.model_fields[name].description).rstrip('.')})"
+    accepted = section.model_json_schema()["properties"][name].get("description")
+    return f"; write {accepted}" if accepted else ""
 
 
 def _keys(path: Path) -> str:

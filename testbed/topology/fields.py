@@ -28,6 +28,8 @@ from testbed.units import (
 _INTEGER = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 _DECIMAL = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?", re.ASCII)
 _ALGORITHM = r"[a-z][a-z0-9_-]{0,14}"  # the kernel's TCP_CA_NAME_MAX is 16 with its NUL
+_VARIABLE = "[A-Za-z_][A-Za-z0-9_]*"
+SETTABLE = frozenset({"PDDBED_KV_BYTES"})  # of the lab's own variables
 MAX_FACTOR = 1000
 MAX_QUOTA_PERCENT = 102_400  # 1,024 CPUs
 MAX_DELAY_NS = 60 * 60 * 10**9  # TCP gives up long before an hour
@@ -119,6 +121,15 @@ def _read_host_name(value: Any) -> str:
     return check_host_name(_read_name(value))
 
 
+def _read_variable(value: Any) -> str:
+    text = text_of(value, "the name of a variable")
+    if not re.fullmatch(_VARIABLE, text, re.ASCII):
+        raise ValueError(f"{quote(text)} is no name of a variable; write letters, digits and _")
+    if text.startswith("PDDBED_") and text not in SETTABLE:
+        raise ValueError(f"{quote(text)} is set by the lab; choose a name without PDDBED_")
+    return text
+
+
 def _read_string(value: Any) -> str:
     text = text_of(value, 'text, or "" for none')
     if "\0" in text:
@@ -151,6 +162,7 @@ Factor = Annotated[float, Reads(_read_factor, type="number", exclusiveMinimum=0,
 Flag = Annotated[bool, Reads(_read_flag, type="boolean")]
 Name = Annotated[str, Reads(_read_name, type="string", pattern=NAME_PATTERN, description=f"A name: {ACCEPTED}")]
 HostName = Annotated[str, Reads(_read_host_name, type="string", pattern=NAME_PATTERN)]
+Variable = Annotated[str, Reads(_read_variable, type="string", pattern=f"^{_VARIABLE}$")]
 String = Annotated[str, Reads(_read_string, type=["string", "number", "boolean"])]
 Line = Annotated[str, Reads(_read_line, type="string", minLength=1)]
 Algorithm = Annotated[

@@ -7,9 +7,10 @@ from ipaddress import IPv4Interface
 from pathlib import Path
 from typing import Any
 
+from testbed.links.base import DIRECTIONS
 from testbed.topology.addresses import assign_hosts, router_address, wan_addresses
 from testbed.topology.checks.names import wan_name
-from testbed.topology.directions import DIRECTIONS, effective, impairment, rtt_ns
+from testbed.topology.directions import effective, impairment, rtt_ns
 from testbed.topology.plan import DatacenterPlan, HostPlan, LabPlan, WanPlan
 from testbed.topology.routes import routes
 from testbed.topology.schema import Datacenter, Host, TopologyFile

@@ -31,8 +31,11 @@ UNREADABLE: Any = Unreadable()
 
 
 def readable(*values: Any) -> bool:
-    """Whether all values could be read."""
-    return all(value is not UNREADABLE for value in values)
+    """Whether all values could be read; of a section, everything in it."""
+    return all(
+        value is not UNREADABLE and (not isinstance(value, Section) or readable(*value.__dict__.values()))
+        for value in values
+    )
 
 
 @cache
@@ -80,13 +83,18 @@ def _nested(hint: Any) -> tuple[Shape, type[Section]] | None:
 
 
 def salvage(section: type[Section], raw: Any) -> Any:
-    """The section with every field that can be read, and UNREADABLE for the others."""
+    """The section with every field that can be read, and UNREADABLE for the others.
+
+    A section nested in it is always a section, if need be one with nothing readable in it; only a list or a
+    mapping of sections may itself be UNREADABLE.
+    """
     if raw is None:
         raw = {}
     values = {}
     for name, hint in hints(section).items():
         if not isinstance(raw, dict):
-            values[name] = UNREADABLE
+            nested = sections_of(hint)
+            values[name] = salvage(nested[1], raw) if nested and nested[0] == "one" else UNREADABLE
         elif name in raw:
             values[name] = _salvage_value(hint, raw[name])
         elif section.model_fields[name].is_required():

@@ -24,6 +24,7 @@ from testbed.topology.fields import (
     Rate,
     Size,
     String,
+    Variable,
     whole,
 )
 from testbed.topology.names import NAME_PATTERN
@@ -132,7 +133,7 @@ class Host(Section):
     profile: Line | None = Field(default=None, description="Speed it is paced to. Default: native, no pacing.")
     cpu: Annotated[Cpu, _nothing_is_empty] = Field(default_factory=Cpu)
     publish: tuple[PublishedPort, ...] = Field(default=(), description="Ports made reachable from this machine.")
-    environment: dict[str, String] = Field(default_factory=dict, description="Variables of its process.")
+    environment: dict[Variable, String] = Field(default_factory=dict, description="Variables of its process.")
 
 
 class Fabric(Section):
@@ -165,7 +166,7 @@ class Model(Section):
 class KvPool(Section):
     """Warm connections for KV between each pair of workers."""
 
-    connections: Annotated[int, whole(1, 1024)] = 8
+    connections: Annotated[int, whole(1, 256)] = 8
 
 
 class Serving(Section):

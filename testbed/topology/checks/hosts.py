@@ -1,15 +1,11 @@
-"""What a host is: a worker, a command or neither, with the settings that fit; and its environment."""
+"""What a host is: a worker, a command or neither, with the settings that fit."""
 
-import re
 from collections.abc import Iterator
 
 from testbed.topology.checks.finding import Finding
 from testbed.topology.problems import Path
 from testbed.topology.salvage import readable
 from testbed.topology.schema import Host, TopologyFile
-from testbed.units import quote
-
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
 def hosts_of(file: TopologyFile) -> Iterator[tuple[Path, str, Host]]:
@@ -25,7 +21,6 @@ def hosts_of(file: TopologyFile) -> Iterator[tuple[Path, str, Host]]:
 def check_hosts(file: TopologyFile) -> Iterator[Finding]:
     for path, _, host in hosts_of(file):
         yield from _kind(path, host)
-        yield from _environment(path, host)
         affinity = host.cpu.affinity
         if readable(affinity) and affinity and len(set(affinity)) < len(affinity):
             yield Finding((*path, "cpu", "affinity"), "names a CPU twice; name each once")
@@ -44,16 +39,3 @@ def _kind(path: Path, host: Host) -> Iterator[Finding]:
                 yield Finding((*path, key), f"{key} is for hosts with a role; remove it", at_key=True)
     if host.role is None and host.command is None and (host.cpu.affinity or host.cpu.quota):
         yield Finding((*path, "cpu"), "cpu is for hosts with a role or a command; remove it", at_key=True)
-
-
-def _environment(path: Path, host: Host) -> Iterator[Finding]:
-    if not readable(host.environment):
-        return
-    for variable in host.environment:
-        place = (*path, "environment", variable)
-        if not _VARIABLE.fullmatch(variable):
-            message = f"{quote(variable)} is no name of a variable; write letters, digits and _"
-            yield Finding(place, message, at_key=True)
-        elif variable.startswith("PDDBED_") and variable != "PDDBED_KV_BYTES":
-            message = f"{quote(variable)} is set by the lab; choose a name without PDDBED_"
-            yield Finding(place, message, at_key=True)

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from pathlib import Path as FilePath
 
+from testbed.links.base import DIRECTIONS
 from testbed.topology.checks.finding import Finding
-from testbed.topology.directions import DIRECTIONS, effective, impairment, rtt_ns
+from testbed.topology.directions import effective, impairment, rtt_ns
 from testbed.topology.salvage import readable
 from testbed.topology.schema import TopologyFile, Wan
 from testbed.units import format_duration, format_rate
@@ -52,10 +53,7 @@ def _held(index: int, wan: Wan) -> tuple[int, list[str]]:
     rtt = rtt_ns(*directions)
     held, sums = 0, []
     for direction in directions:
-        queue = direction["queue"]
         if rtt is None or not readable(*direction.values.values(), wan.mtu) or direction["rate"] is None:
-            continue
-        if queue is not None and not readable(queue.bdp, queue.bytes, queue.codel):
             continue
         try:
             value = impairment(direction, rtt, wan.mtu)
@@ -69,4 +67,4 @@ def _held(index: int, wan: Wan) -> tuple[int, list[str]]:
 
 
 def _gib(size: int) -> str:
-    return f"{size / 2**30:,.1f} GiB" if size >= 2**27 else f"{size / 2**20:,.1f} MiB"
+    return f"{size / 2**30:,.1f} GiB" if size >= 2**30 else f"{size / 2**20:,.1f} MiB"

@@ -12,7 +12,6 @@ NEEDED: dict[str, tuple[str, ...]] = {
     "pdd": ("gateway", "prefill", "relay-decode", "main-decode"),
     "cdc-pd": ("gateway", "prefill", "main-decode"),
     "idc-pd": ("gateway", "prefill", "relay-decode"),
-    "single": ("gateway", "prefill"),
 }
 
 

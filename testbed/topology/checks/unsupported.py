@@ -10,40 +10,37 @@ from testbed.topology.checks.hosts import hosts_of
 from testbed.topology.problems import Path
 from testbed.topology.salvage import readable
 from testbed.topology.schema import TopologyFile
+from testbed.units import quote
 
-_LATER = "is not available in this version of pddbed"
+_LATER = "not available in this version of pddbed"
 
 
 def check_unsupported(file: TopologyFile) -> Iterator[Finding]:
-    for path, remedy in _asked_for(file):
-        yield Finding(path, f"{_name(path)} {_LATER}; {remedy}", at_key=True)
+    for path, what, remedy in _asked_for(file):
+        yield Finding(path, f"{what} is {_LATER}; {remedy}", at_key=True)
 
 
-def _asked_for(file: TopologyFile) -> Iterator[tuple[Path, str]]:
-    """(path, what to do instead) of everything that is asked for and not built."""
+def _asked_for(file: TopologyFile) -> Iterator[tuple[Path, str, str]]:
+    """(path, what, what to do instead) of everything that is asked for and not built."""
     if readable(file.congestion) and file.congestion:
-        yield ("congestion",), "remove it"
+        yield ("congestion",), "a congestion timeline", "remove it"
     if readable(file.scale) and file.scale:
-        yield ("scale",), "remove it"
+        yield ("scale",), "a scale model", "remove it"
     if readable(file.datacenters):
         for name, datacenter in file.datacenters.items():
             path: Path = ("datacenters", name)
             if datacenter.switch == "ovs":
-                yield (*path, "switch"), "write linux-bridge"
+                yield (*path, "switch"), "an Open vSwitch", "write linux-bridge"
             if readable(datacenter.fabric.rate) and datacenter.fabric.rate is not None:
-                yield (*path, "fabric", "rate"), "remove it: the fabric is as fast as this machine"
+                yield (*path, "fabric", "rate"), "a fabric rate", "remove it: it is as fast as this machine"
             if readable(datacenter.fabric.delay) and datacenter.fabric.delay:
-                yield (*path, "fabric", "delay"), "remove it"
+                yield (*path, "fabric", "delay"), "a fabric delay", "remove it"
     for path, _, host in hosts_of(file):
         if host.device == "cuda":
-            yield (*path, "device"), "write cpu"
+            yield (*path, "device"), "device cuda", "write cpu"
         if readable(host.profile) and host.profile not in (None, "native"):
-            yield (*path, "profile"), "write native"
+            yield (*path, "profile"), f"profile {quote(host.profile)}", "write native"
     if file.serving.handoff in ("catch-up", "overlap", "kv"):
-        yield ("serving", "handoff"), "write auto or one-shot"
+        yield ("serving", "handoff"), f"hand-over {file.serving.handoff}", "write auto or one-shot"
     if file.serving.kv_send == "chunked":
-        yield ("serving", "kv_send"), "write after-prefill"
-
-
-def _name(path: Path) -> str:
-    return str(path[-1])
+        yield ("serving", "kv_send"), "kv_send chunked", "write after-prefill"

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
+from testbed.links.base import DIRECTIONS
 from testbed.topology.checks.finding import Finding
-from testbed.topology.directions import DIRECTIONS, Effective, effective, impairment, queue_bytes, rtt_ns
+from testbed.topology.directions import Effective, effective, loss_of, queue_bytes, rtt_ns
 from testbed.topology.explain import did_you_mean
 from testbed.topology.problems import Path
 from testbed.topology.salvage import readable
@@ -52,14 +53,15 @@ def _directions(index: int, wan: Wan) -> Iterator[Finding]:
     rtt = rtt_ns(forward, backward)
     for direction in (forward, backward):
         label = f"{direction.name}: " if wan.forward is not None or wan.backward is not None else ""
-        for path, message in _queue(direction, wan, rtt):
+        for path, message in (*_queue(direction, wan, rtt), *_loss(direction)):
             yield Finding(path, label + message)
-        yield from _contradictions(direction, wan, rtt)
 
 
 def _queue(direction: Effective, wan: Wan, rtt: int | None) -> Iterator[tuple[Path, str]]:
     queue, rate, path = direction["queue"], direction["rate"], direction.paths["queue"]
-    if queue is None or not readable(queue, queue.bdp, queue.bytes):
+    if queue is not None and queue.codel is True and wan.driver == "netem":
+        yield (*path, "codel"), "codel needs the userspace driver; set driver: userspace, or remove codel"
+    if queue is None or not readable(queue):
         return
     if queue.bdp is not None and queue.bytes is not None:
         yield path, "bdp and bytes are given; keep one of them"
@@ -81,22 +83,12 @@ def _queue(direction: Effective, wan: Wan, rtt: int | None) -> Iterator[tuple[Pa
         yield path, f"{size:,} bytes{sum_} cannot hold one packet of {wan.mtu:,} bytes; make it larger"
 
 
-def _contradictions(direction: Effective, wan: Wan, rtt: int | None) -> Iterator[Finding]:
-    """What `Impairment` itself refuses, and drivers that cannot do it at all."""
-    queue, loss = direction["queue"], direction["loss"]
-    if wan.driver == "netem" and queue is not None and readable(queue) and queue.codel is True:
-        message = "codel needs the userspace driver; set driver: userspace or auto, or remove codel"
-        yield Finding((*direction.paths["queue"], "codel"), message)
-    if rtt is None or not readable(*direction.values.values(), wan.mtu):
-        return
-    if queue is not None and (not readable(queue.bdp, queue.bytes, queue.codel) or direction["rate"] is None):
-        return
-    try:
-        impairment(direction, rtt, wan.mtu)
-    except ValueError as error:
-        key = str(error).partition(":")[0].partition(".")[0]
-        path = direction.paths.get(key, direction.paths["queue"] if loss is None else direction.paths["loss"])
-        yield Finding(path, str(error).partition(": ")[2])
+def _loss(direction: Effective) -> Iterator[tuple[Path, str]]:
+    if readable(direction["loss"]):
+        try:
+            loss_of(direction["loss"])
+        except ValueError as error:
+            yield direction.paths["loss"], str(error).removeprefix("loss: ")
 
 
 def _connected(file: TopologyFile) -> Iterator[Finding]:
