@@ -70,27 +70,28 @@ def raise_lab() -> Iterator[Callable[..., Lab]]:
 
 def traces_of_labs() -> dict[str, set[str]]:
     """What a lab leaves on a machine when it leaks: processes, interfaces, mounts, cgroups, records."""
-    commands = {}
-    for directory in Path("/proc").iterdir():
-        if directory.name.isdigit():
-            try:
-                commands[directory.name] = (directory / "comm").read_text().strip()
-            except OSError:
-                continue
     return {
-        "processes": {f"{pid} {name}" for pid, name in commands.items() if name.startswith(("pddbed", "mnexec"))},
+        "guardians": {str(path) for path in Path("/proc").glob("[0-9]*") if _comm(path) == "pddbed-guard"},
         "interfaces": {path.name for path in Path("/sys/class/net").iterdir()},
-        "network namespaces": _namespaces(),
+        "PID namespaces": _namespaces("pid"),  # every process of a lab but its guardian lives in the lab's own
+        "network namespaces": _namespaces("net"),
         "mounts": {line for line in Path("/proc/self/mountinfo").read_text().splitlines() if "pddbed" in line},
         "cgroups": {str(path) for path in Path("/sys/fs/cgroup").glob("**/pddbed/*") if path.is_dir()},
         "records": {str(path) for path in Path("/run/pddbed").glob("*") if path.is_dir()},
     }
 
 
-def _namespaces() -> set[str]:
-    """Network namespaces that some process lives in."""
+def _comm(process: Path) -> str:
+    try:
+        return (process / "comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _namespaces(kind: str) -> set[str]:
+    """Namespaces that some process lives in."""
     found = set()
-    for path in Path("/proc").glob("[0-9]*/ns/net"):
+    for path in Path("/proc").glob(f"[0-9]*/ns/{kind}"):
         try:
             found.add(os.readlink(path))
         except OSError:

@@ -49,6 +49,7 @@ def start(record: Record, supervisor: Callable[[], int], tether: int, started: i
     status = 1
     try:
         os.setsid()
+        name_process("pddbed-guard")
         _detach_output(record.log("guardian"))
         _close_all_but(holding, tether, started, *keep)
         record.take()

@@ -155,5 +155,5 @@ def test_the_check_for_leaks_sees_a_leak() -> None:
     up("seen")
     during = traces_of_labs()
     assert run_pddbed("down", "seen").returncode == 0
-    for kind in ("processes", "network namespaces", "records"):
+    for kind in ("guardians", "PID namespaces", "network namespaces", "records"):
         assert during[kind] - before[kind], f"no trace of a running lab among {kind}"
