@@ -24,6 +24,9 @@ COMMANDS: dict[str, dict[str, str]] = {
         "exec": "testbed.cli.enter:exec_",
         "shell": "testbed.cli.enter:shell",
     },
+    "WAN": {
+        "wan": "testbed.cli.wan:wan",
+    },
     "Serving": {
         "ask": "testbed.cli.ask:ask",
         "model": "workers.cli.model:model",

@@ -27,12 +27,13 @@ def _print(status: dict[str, Any]) -> None:
     from rich.console import Console
 
     from testbed.cli.ps import duration
+    from testbed.cli.wan import print_links
 
     console = Console(highlight=False)
     api = f", API {status['api']}" if status["api"] else ""
     console.print(f"[bold]{status['name']}[/] up for {duration(status['uptime_s'])}{api}, from {status['file']}")
     console.print(_host_table(status["hosts"]))
-    console.print(_link_table(status["links"]))
+    print_links(status["links"])
 
 
 def _host_table(hosts: list[dict[str, Any]]) -> Any:
@@ -46,41 +47,4 @@ def _host_table(hosts: list[dict[str, Any]]) -> Any:
         state = host["state"] if host["exit_status"] is None else f"{host['state']} ({host['exit_status']})"
         runs = host["role"] or host["command"] or "-"
         table.add_row(host["name"], host["datacenter"], host["address"], runs, f"[{colour}]{state}[/]")
-    return table
-
-
-def _link_table(links: list[dict[str, Any]]) -> Any:
-    from rich.table import Table
-
-    from testbed.units import format_duration, format_rate, format_size
-
-    table = Table(box=None, pad_edge=False)
-    for title in (
-        "LINK",
-        "DIRECTION",
-        "DRIVER",
-        "RATE",
-        "DELAY",
-        "QUEUE",
-        "PACKETS",
-        "QUEUE DROPS",
-        "UNASKED",
-    ):
-        table.add_column(title)
-    for link in links:
-        ends = link["between"]
-        for direction, (source, target) in {"forward": ends, "backward": ends[::-1]}.items():
-            asked, counters = link["asked"][direction], link["counters"][direction]
-            rate, queue = asked["rate_bps"], asked["queue_bytes"]
-            table.add_row(
-                link["name"],
-                f"{source} > {target}",
-                link["driver"],
-                format_rate(rate) if rate else "unlimited",
-                format_duration(asked["delay_ns"]),
-                format_size(queue) if queue else "-",
-                str(counters["packets"]),
-                str(counters["dropped_queue"]),
-                str(counters["dropped_unasked"]),
-            )
     return table

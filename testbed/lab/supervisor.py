@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from testbed.lab import network as lab_network
@@ -21,6 +21,7 @@ from testbed.lab.environment import hosts_file
 from testbed.lab.processes import HostProcesses, StartError
 from testbed.lab.publish import publish
 from testbed.lab.record import Record
+from testbed.lab.wan import WanControl
 from testbed.links.base import LinkError
 from testbed.netns import netlink_in
 from testbed.topology.plan import LabPlan
@@ -83,6 +84,7 @@ class Supervisor:
         )
         self._network = lab_network.build(self._plan, self._settings.driver, self._record.directory / "logs")
         self._report(event="step", text="waiting until every path forwards")
+        self._control = WanControl(self._plan, self._network.links)
         self._measured_rtt_ns = reachability.wait_until_reachable(_paths(self._plan, self._network))
         if self._settings.with_workers:
             api_fd = self._settings.api.fileno() if self._settings.api else None
@@ -125,6 +127,14 @@ class Supervisor:
                 kinds = ("user", "pid", "net", "mnt")
                 fds = [os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in kinds]
                 return {"namespaces": kinds}, fds
+            case "wan-show":
+                return {"links": self._control.show()}, []
+            case "wan-set":
+                link = self._control.set(request["link"], request["direction"], request["values"])
+                return {"link": link}, []
+            case "wan-reset":
+                names = [request["link"]] if request["link"] else [wan.name for wan in self._plan.wans]
+                return {"links": [self._control.reset(name) for name in names]}, []
             case "down":
                 self._stop.set()
                 return {}, []
@@ -153,23 +163,9 @@ class Supervisor:
         }
 
     def _status(self) -> dict[str, Any]:
-        assert self._network is not None
         assert self._processes is not None
         processes = self._processes.snapshot()
-        links = []
-        for wan in self._plan.wans:
-            link = self._network.links[wan.name]
-            links.append(
-                {
-                    "name": wan.name,
-                    "between": [wan.a, wan.b],
-                    "driver": link.driver,
-                    "asked": {"forward": asdict(wan.forward), "backward": asdict(wan.backward)},
-                    "applied": dict(link.applied()),
-                    "counters": dict(link.counters()),
-                    "measured_rtt_ns": self._measured_rtt_ns.get(wan.name),
-                }
-            )
+        links = [{**link, "measured_rtt_ns": self._measured_rtt_ns[link["name"]]} for link in self._control.show()]
         hosts = [
             {
                 "name": host.name,

@@ -1,0 +1,138 @@
+"""`pddbed wan`: what the WAN links do now, and changing it while the lab runs."""
+
+from typing import Any
+
+import click
+
+from testbed.cli.options import json_option, lab_option, print_json, sentences
+
+
+@click.group()
+def wan() -> None:
+    """Show and change WAN links of a running lab."""
+
+
+@wan.command()
+@lab_option
+@json_option
+@sentences
+def show(lab: str | None, as_json: bool) -> None:
+    """What each link is asked to do, what is applied, and its counters."""
+    links = _ask(lab, {"op": "wan-show"})["links"]
+    if as_json:
+        print_json(links)
+    else:
+        print_links(links)
+
+
+@wan.command("set")
+@lab_option
+@json_option
+@click.argument("link")
+@click.option("--direction", type=click.Choice(["both", "forward", "backward"]), default="both", show_default=True)
+@click.option("--rate", metavar="RATE", help="Bottleneck rate, IP bytes (400mbit; none: unlimited).")
+@click.option("--delay", metavar="TIME", help="One-way delay (20ms).")
+@click.option("--jitter", metavar="STD[,DISTRIBUTION]", help="Standard deviation of the delay (1ms, 5ms,pareto; none).")
+@click.option("--loss", metavar="P|p,r[,bad[,good]]", help="Random loss (1%), or Gilbert-Elliott (1%,10%,70%,0.1%).")
+@click.option("--duplicate", metavar="P", help="Share of packets that arrive twice.")
+@click.option("--corrupt", metavar="P", help="Share of packets with a flipped bit.")
+@click.option("--reorder", metavar="P", help="Share of packets that overtake.")
+@click.option("--queue", metavar="SIZE|bdp:X", help="Bottleneck buffer (8MiB, bdp:1.5; none: the default).")
+@sentences
+def set_link(lab: str | None, as_json: bool, link: str, direction: str, **values: str | None) -> None:
+    """Change what is named and keep the rest, without dropping what is in flight."""
+    given = {key: _spelled(key, value) for key, value in values.items() if value is not None}
+    if not given:
+        raise click.UsageError("name at least one value to change, such as --delay 2s")
+    chosen = None if direction == "both" else direction
+    _print(_ask(lab, {"op": "wan-set", "link": link, "direction": chosen, "values": given})["link"], as_json)
+
+
+@wan.command()
+@lab_option
+@json_option
+@click.argument("link", required=False)
+@sentences
+def reset(lab: str | None, as_json: bool, link: str | None) -> None:
+    """Back to what the topology file says: LINK, or every link."""
+    links = _ask(lab, {"op": "wan-reset", "link": link})["links"]
+    if as_json:
+        print_json(links)
+    else:
+        print_links(links)
+
+
+def _spelled(key: str, value: str) -> Any:
+    """A command-line value as the topology file spells it."""
+    parts = value.split(",")
+    if value == "none":
+        return value
+    if key == "jitter":
+        return {"std": parts[0]} | ({"distribution": parts[1]} if len(parts) > 1 else {})
+    if key == "loss" and len(parts) > 1:
+        return dict(zip(("good_to_bad", "bad_to_good", "loss_bad", "loss_good"), parts, strict=False))
+    if key == "queue":
+        return {"bdp": value[4:]} if value.startswith("bdp:") else {"bytes": value}
+    return value
+
+
+def _ask(lab: str | None, request: dict[str, Any]) -> dict[str, Any]:
+    from testbed.lab.control import ask_lab
+    from testbed.lab.record import find_record
+
+    reply, _ = ask_lab(find_record(lab), request)
+    return reply
+
+
+def _print(link: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(link)
+    else:
+        print_links([link])
+
+
+def print_links(links: list[dict[str, Any]]) -> None:
+    """A row per direction: asked now, marked where it differs from the file, and counted."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for title in ("LINK", "FROM > TO", "DRIVER", "ASKED", "PACKETS", "DROPPED", "UNASKED"):
+        table.add_column(title, overflow="fold")
+    for link in links:
+        ends = link["between"]
+        for direction, (source, target) in {"forward": ends, "backward": ends[::-1]}.items():
+            asked, counters = link["asked"][direction], link["counters"][direction]
+            changed = "" if asked == link["file"][direction] else " [yellow](changed)[/]"
+            dropped = sum(counters.get(key, 0) for key in ("dropped_queue", "dropped_loss"))
+            table.add_row(
+                link["name"],
+                f"{source} > {target}",
+                link["driver"],
+                describe(asked) + changed,
+                str(counters["packets"]),
+                str(dropped),
+                f"[red]{counters['dropped_unasked']}[/]" if counters["dropped_unasked"] else "0",
+            )
+    Console(highlight=False).print(table)
+
+
+def describe(asked: dict[str, Any]) -> str:
+    """One direction's impairment in the words of a topology file: `400mbit 20ms queue 2MB loss 1%`."""
+    from testbed.units import format_duration, format_percent, format_rate, format_size
+
+    words = [
+        format_rate(asked["rate_bps"]) if asked["rate_bps"] else "unlimited",
+        format_duration(asked["delay_ns"]),
+    ]
+    if asked["queue_bytes"]:
+        words.append(f"queue {format_size(asked['queue_bytes'])}{' codel' if asked['codel'] else ''}")
+    if asked["jitter"]:
+        words.append(f"jitter {format_duration(asked['jitter']['std_ns'])} {asked['jitter']['distribution']}")
+    loss = asked["loss"]
+    if loss:
+        words.append(f"loss {format_percent(loss['probability'])}" if "probability" in loss else "bursty loss")
+    for name in ("duplication", "corruption", "reordering"):
+        if asked[name]:
+            words.append(f"{name} {format_percent(asked[name])}")
+    return " ".join(words)
