@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,9 +18,8 @@ import pytest
 from testbed.vm.image import VmImage
 from testbed.vm.job import sweep
 
-from .conftest import PDDBED
-
 VmRun = Callable[..., subprocess.CompletedProcess[bytes]]
+PDDBED = Path(sys.executable).with_name("pddbed")
 PROBE = Path(__file__).with_name("guest_probe.py")
 ODD_ARGUMENTS = ["two words", "", "it's", 'say "hi"', "$HOME `id` \\", "line\nbreak", "a=b", "*", "ü€", "--json"]
 
@@ -62,7 +62,7 @@ def test_the_command_gets_its_arguments_and_a_small_linux(vm_run: VmRun, tmp_pat
     assert report["cwd"] == str(marker.parent)
     assert report["stdin"] == ""
     assert report["uid"] == 0
-    assert report["python"] == ".".join(map(str, __import__("sys").version_info[:3]))
+    assert report["python"] == ".".join(map(str, sys.version_info[:3]))
     # The overlay: the guest sees the host's file and its own change, the host sees neither.
     assert report["marker_before"] == "from the host"
     assert report["marker_after"] == "changed in the guest"

@@ -1,0 +1,104 @@
+"""What this kernel can do for a WAN link, tried out in namespaces that vanish at once.
+
+Owns the probes behind `auto` and `doctor`. Each returns None when the thing works, else one sentence that says
+why not and what to do. Nothing stays behind, except that the kernel may have loaded a module it has.
+"""
+
+import errno
+import functools
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
+
+from pyroute2 import IPRoute
+from pyroute2.netlink.exceptions import NetlinkError
+
+from testbed import netns
+
+LOOPBACK_INDEX = 1
+Driver = Literal["netem", "userspace"]
+
+
+def automatic_driver() -> tuple[Driver | None, str]:
+    """The driver that `auto` means on this machine, and why; None when neither works."""
+    without_netem = netem_problem()
+    if without_netem is None:
+        return "netem", "this kernel has sch_netem and sch_tbf"
+    without_tun = tun_problem()
+    if without_tun is None:
+        return "userspace", without_netem
+    return None, f"{without_netem}; {without_tun}"
+
+
+@functools.cache
+def netem_problem() -> str | None:
+    """Whether a qdisc of each kind that the netem driver needs can be made, in a network namespace made for it."""
+    if os.geteuid() != 0:
+        return _without_root()
+    return _in_new_network_namespace(_try_qdiscs)
+
+
+@functools.cache
+def tun_problem() -> str | None:
+    """Whether /dev/net/tun opens for this user."""
+    try:
+        os.close(os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC))
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENODEV):
+            return "there is no /dev/net/tun (load it with: modprobe tun)"
+        return f"/dev/net/tun does not open ({error.strerror}); run as root or allow it for this user"
+    return None
+
+
+@functools.cache
+def user_namespaces_work() -> bool:
+    """Whether this user may make a user namespace with a network namespace in it."""
+    command = ["unshare", "--user", "--map-root-user", "--net", "--pid", "--mount", "--fork", "true"]
+    try:
+        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True).returncode == 0
+    except OSError:
+        return False
+
+
+def _try_qdiscs() -> str | None:
+    with IPRoute() as netlink:
+        for kind, handle, options in (
+            ("netem", "1:", {"delay": 1000, "limit": 10}),
+            ("tbf", "2:", {"rate": 125_000, "burst": 3000, "limit": 10_000}),
+        ):
+            try:
+                netlink.tc("replace", kind, LOOPBACK_INDEX, handle, **options)
+            except NetlinkError as error:
+                if error.code == errno.ENOENT:
+                    return f"this kernel has no sch_{kind}"
+                return f"a {kind} qdisc cannot be made here ({os.strerror(error.code)})"
+    return None
+
+
+def _in_new_network_namespace(probe: Callable[[], str | None]) -> str | None:
+    """Run `probe` in a thread of its own: a thread may leave its process's namespace, and its new one dies with it."""
+
+    def enter_and_probe() -> str | None:
+        try:
+            netns.call("unshare", netns.CLONE_NEWNET)
+        except OSError as error:
+            return f"a network namespace cannot be made here ({error.strerror or error})"
+        return probe()
+
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        return pool.submit(enter_and_probe).result()
+
+
+def _without_root() -> str | None:
+    """The same probe as root of a user namespace, which only a new process can enter."""
+    if not user_namespaces_work():
+        return "namespaces need root here"
+    program = "from testbed.links import kernel; print(kernel._try_qdiscs() or '')"
+    command = ["unshare", "--user", "--map-root-user", "--net", sys.executable, "-c", program]
+    result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if result.returncode != 0:
+        return "the kernel's qdiscs cannot be tried out in a user namespace"
+    return result.stdout.strip() or None
