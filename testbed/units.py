@@ -62,7 +62,7 @@ class Quantity:
         return int(value)
 
     def format(self, value: int) -> str:
-        """The shortest text that `parse` reads back as exactly `value` (never negative)."""
+        """The shortest text without a leading zero that `parse` reads back as exactly `value` (never negative)."""
         if not 0 <= value <= MAX_VALUE:
             raise UnitError(f"{value} {self.base} is outside of 0 to 2^63 - 1")
         texts = []
@@ -70,8 +70,8 @@ class Quantity:
             number = _terminating(Fraction(value, factor))
             if number is not None:
                 texts.append(number + unit)
-        # Of equally short texts: the least digits (`2min`, not `120s`), then no leading zero.
-        return min(texts, key=lambda text: (len(text), sum(map(str.isdigit, text)), text.startswith("0.")))
+        # Shortest, but 800ms rather than 0.8s; of equally short texts the least digits (2min, not 120s).
+        return min(texts, key=lambda text: (text.startswith("0."), len(text), sum(map(str.isdigit, text))))
 
 
 DURATION = Quantity(

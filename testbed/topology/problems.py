@@ -43,6 +43,18 @@ class Problem:
         place = self.file if self.line is None else f"{self.file}:{self.line}:{self.column}"
         return f"{place}: {self.path}: {self.message}" if self.path else f"{place}: {self.message}"
 
+    def excerpt(self, most: int = 100) -> str:
+        """The line with carets under what is wrong, on two lines; empty where there is nothing to show."""
+        if self.line is None or self.column is None or not self.source.strip():
+            return ""
+        start = max(0, self.column - 1 - most // 2) if len(self.source) > most else 0
+        shown = self.source[start : start + most]
+        shown = "".join(c if c.isprintable() else " " for c in shown)
+        number = f"{self.line:>6} | "
+        before = self.column - 1 - start
+        carets = "^" * max(1, min(self.width, most - before))
+        return f"{number}{shown.rstrip()}\n{' ' * (len(number) - 2)}| {' ' * before}{carets}"
+
     def as_dict(self) -> dict[str, Any]:
         """For `--json`."""
         return asdict(self)

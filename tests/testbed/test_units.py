@@ -227,6 +227,7 @@ def test_no_text_does_anything_but_parse_or_explain_itself(text: str) -> None:
         ("90s", 90 * 10**9),
         ("0s", 0),
         ("1ns", 1),
+        ("800ms", 800 * 10**6),
     ],
 )
 def test_durations_are_written_in_the_shortest_exact_form(text: str, value: int) -> None:
@@ -235,6 +236,7 @@ def test_durations_are_written_in_the_shortest_exact_form(text: str, value: int)
 
 def test_rates_sizes_and_shares_are_written_in_the_shortest_exact_form() -> None:
     assert format_rate(1_500_000_000) == "1.5gbit"
+    assert format_rate(400_000_000) == "400mbit"
     assert format_rate(40_960_000_000) == "40.96gbit"
     assert format_rate(386_500_001) == "386500001bit"
     assert format_size(8 * 2**20) == "8MiB"

@@ -82,4 +82,4 @@ def test_more_packets_than_memory_holds_are_refused_with_the_sum(tmp_path: Path)
     with pytest.raises(TopologyErrors) as caught:
         load_plan(file, memory_bytes=8 * 2**30)
     assert len(caught.value.problems) == 2
-    assert "forward 10gbit x 0.8s = 953.7 MiB and a queue of 200.0 MiB" in str(caught.value)
+    assert "forward 10gbit x 800ms = 953.7 MiB and a queue of 200.0 MiB" in str(caught.value)

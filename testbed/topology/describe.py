@@ -1,0 +1,95 @@
+"""A plan as a person reads it, and as JSON: what a file means once every default is filled in.
+
+Owns the words and the units on the screen; decides nothing.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from testbed.impairment import BernoulliLoss, Impairment
+from testbed.topology.plan import HostPlan, LabPlan, RoutePlan, WanPlan
+from testbed.units import format_duration, format_percent, format_rate
+
+
+def describe(plan: LabPlan) -> list[str]:
+    """Lines: datacenters with their hosts, WAN links with both directions, routes of more than one link, the API."""
+    lines = [f'lab "{plan.name}"']
+    width = max((len(host.name) for host in plan.hosts), default=0)
+    for datacenter in plan.datacenters:
+        router = f"router {datacenter.router_address.ip}, fabric MTU {datacenter.fabric_mtu}"
+        lines.append(f"  {datacenter.name}: {datacenter.subnet}, {router}")
+        for host in datacenter.hosts:
+            lines.append(f"    {host.name:<{width}}  {host.address.ip!s:<15}  {_host(host)}".rstrip())
+    for wan in plan.wans:
+        lines += [f"  {line}" for line in _wan(wan)]
+    lines += [f"  {_route(route)}" for route in plan.routes if len(route.links) > 1]
+    if any(host.role == "gateway" for host in plan.hosts):
+        lines.append(f"  OpenAI API on http://{plan.api_address}:{plan.api_port}/v1, model {plan.model['name']}")
+    return lines
+
+
+def describe_direction(impairment: Impairment) -> str:
+    """One direction in human units: `400mbit, 20ms, queue 2,000,000 B (40 ms)`."""
+    parts = [format_rate(impairment.rate_bps) if impairment.rate_bps is not None else "no rate limit"]
+    parts.append(format_duration(impairment.delay_ns))
+    if impairment.jitter is not None:
+        parts.append(f"jitter {format_duration(impairment.jitter.std_ns)} {impairment.jitter.distribution}")
+    if isinstance(impairment.loss, BernoulliLoss):
+        parts.append(f"loss {format_percent(impairment.loss.probability)}")
+    elif impairment.loss is not None:
+        parts.append(f"bursty loss, {impairment.loss.mean:.3%} on average")
+    for word, share in (
+        ("duplicated", impairment.duplication),
+        ("corrupted", impairment.corruption),
+        ("reordered", impairment.reordering),
+    ):
+        if share:
+            parts.append(f"{format_percent(share)} {word}")
+    if impairment.queue_bytes is not None:
+        drain_ms = impairment.serialization_ns(impairment.queue_bytes) / 1e6
+        codel = ", CoDel" if impairment.codel is not None else ""
+        parts.append(f"queue {impairment.queue_bytes:,} B ({round(drain_ms, 1):g} ms{codel})")
+    return ", ".join(parts)
+
+
+def plan_as_dict(plan: LabPlan) -> dict[str, Any]:
+    """The plan with plain values, for JSON."""
+    plain: dict[str, Any] = _plain(asdict(plan))
+    return plain
+
+
+def _host(host: HostPlan) -> str:
+    parts = [host.role or (f"runs {host.command}" if host.command else "plain host")]
+    if host.affinity:
+        parts.append(f"CPU {', '.join(map(str, host.affinity))}")
+    if host.quota is not None:
+        parts.append(f"{format_percent(host.quota)} of a CPU")
+    for entry in host.publish:
+        parts.append(f"port {entry.host_port} on {entry.listen_address}:{entry.listen_port}")
+    return ", ".join(parts)
+
+
+def _wan(wan: WanPlan) -> Iterator[str]:
+    driver = "" if wan.driver == "auto" else f", driver {wan.driver}"
+    tail = f"RTT {format_duration(wan.rtt_ns)}, MTU {wan.mtu}, {wan.congestion}{driver}"
+    if wan.forward == wan.backward:
+        yield f"{wan.name}: {wan.a} <-> {wan.b}: {describe_direction(wan.forward)} each way; {tail}"
+        return
+    yield f"{wan.name}: {wan.a} <-> {wan.b}: {tail}"
+    yield f"  {wan.a} -> {wan.b}: {describe_direction(wan.forward)}"
+    yield f"  {wan.b} -> {wan.a}: {describe_direction(wan.backward)}"
+
+
+def _route(route: RoutePlan) -> str:
+    rate = "no rate limit" if route.rate_bps is None else format_rate(route.rate_bps)
+    path = " and ".join(route.links)
+    return f"{route.datacenter} reaches {route.destination} by {path}: {rate}, RTT {format_duration(route.rtt_ns)}"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value if value is None or isinstance(value, str | int | float | bool) else str(value)
