@@ -32,6 +32,15 @@ class Network:
     wan_nodes: dict[str, Node] = field(default_factory=dict)  # by WAN link
     links: dict[str, WanLink] = field(default_factory=dict)
 
+    def pid_of(self, name: str) -> int:
+        """A process in the namespaces of a host, a datacenter's router (`router.DC`) or a WAN link's node."""
+        routers = {f"router.{datacenter}": node for datacenter, node in self.routers.items()}
+        nodes = {**self.wan_nodes, **routers, **self.hosts}
+        if name not in nodes:
+            raise LookupError(f'no host "{name}" in this lab; there are: {", ".join([*self.hosts, *routers])}')
+        pid: int = nodes[name].pid
+        return pid
+
     def close(self) -> None:
         """End what the drivers started. Devices and namespaces go with the sandbox."""
         for link in self.links.values():

@@ -44,10 +44,10 @@ class HostProcess:
 class HostProcesses:
     """Starts and watches every process of a lab. Methods are called from the supervisor's main thread."""
 
-    def __init__(self, plan: LabPlan, record: Record, node_pid: Callable[[str], int]) -> None:
+    def __init__(self, plan: LabPlan, record: Record) -> None:
         self._plan = plan
         self._record = record
-        self._node_pid = node_pid
+        self._node_pid: Callable[[str], int] = lambda _: 0  # known when the network is built
         self._secret = os.urandom(32).hex()
         self._selector = selectors.DefaultSelector()
         self._forkserver: socket.socket | None = None
@@ -60,8 +60,11 @@ class HostProcesses:
         if any(host.role for host in self._plan.hosts):
             self._start_forkserver()
 
-    def start(self, api_fd: int | None, progress: Callable[[str], None], patience_s: float) -> None:
-        """After `warm_up`: start everything and wait until it serves. Raises StartError."""
+    def start(
+        self, node_pid: Callable[[str], int], api_fd: int | None, progress: Callable[[str], None], patience_s: float
+    ) -> None:
+        """After `warm_up`: start everything in its host's namespaces, and wait until it serves. Raises StartError."""
+        self._node_pid = node_pid
         workers = [host for host in self._plan.hosts if host.role]
         deadline = time.monotonic() + patience_s
         if workers:

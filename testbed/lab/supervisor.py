@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import socket
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -15,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from testbed.lab import network as lab_network
-from testbed.lab import reachability
-from testbed.lab.control import ControlServer, Reply
+from testbed.lab import operations, reachability
+from testbed.lab.control import ControlServer
 from testbed.lab.environment import hosts_file
 from testbed.lab.processes import HostProcesses, StartError
 from testbed.lab.publish import publish
@@ -41,107 +40,60 @@ class Settings:
 
 
 class Supervisor:
-    """One lab while it runs."""
+    """Brings one lab up and stays with it."""
 
     def __init__(self, plan: LabPlan, record: Record, settings: Settings) -> None:
         self._plan = plan
         self._record = record
         self._settings = settings
-        self._network: lab_network.Network | None = None
-        self._processes: HostProcesses | None = None
-        self._measured_rtt_ns: dict[str, int] = {}
-        self._stop = threading.Event()
         self._began = time.monotonic()
         self._api_url = _api_url(settings)
 
     def run(self) -> int:
         """Build, report, serve until told to stop. The result is the process's exit status."""
         try:
-            self._build()
+            lab = self._build()
         except Exception as error:
             self._report(event="failed", error=_sentence(error))
             if not isinstance(error, LinkError | StartError | reachability.Unreachable):
                 raise
             return 1
-        self._record.write_state(self._state())
-        server = ControlServer(self._record.control_socket, self._handle)
-        self._report(event="up", seconds=round(time.monotonic() - self._began, 3), state=self._state())
+        state = self._state(lab)
+        self._record.write_state(state)
+        ControlServer(self._record.control_socket, lambda request: operations.answer(lab, request))
+        self._report(event="up", seconds=round(time.monotonic() - self._began, 3), state=state)
         os.close(self._settings.started_fd)
-        signal.signal(signal.SIGTERM, lambda *_: self._stop.set())
-        self._serve()
-        del server
+        signal.signal(signal.SIGTERM, lambda *_: lab.stop.set())
+        while not lab.stop.is_set():
+            lab.processes.watch(0.2) if lab.processes.by_host else lab.stop.wait(0.2)
+        lab.network.close()
         return 0
 
-    def _build(self) -> None:
+    def _build(self) -> operations.RunningLab:
+        plan = self._plan
         with netlink_in(os.getpid()) as ip:
             ip.link("set", index=1, state="up")
-        self._processes = HostProcesses(self._plan, self._record, self._node_pid)
+        processes = HostProcesses(plan, self._record)
         if self._settings.with_workers:
-            self._processes.warm_up()
-        self._report(
-            event="step",
-            text=f"building {len(self._plan.hosts)} hosts in {len(self._plan.datacenters)} datacenters",
-        )
-        self._network = lab_network.build(self._plan, self._settings.driver, self._record.directory / "logs")
-        self._report(event="step", text="waiting until every path forwards")
-        self._control = WanControl(self._plan, self._network.links)
-        self._measured_rtt_ns = reachability.wait_until_reachable(_paths(self._plan, self._network))
+            processes.warm_up()
+        self._step(f"building {len(plan.hosts)} hosts in {len(plan.datacenters)} datacenters")
+        network = lab_network.build(plan, self._settings.driver, self._record.directory / "logs")
+        control = WanControl(plan, network.links)
+        self._step("waiting until every path forwards")
+        measured = reachability.wait_until_reachable(_paths(plan, network))
         if self._settings.with_workers:
             api_fd = self._settings.api.fileno() if self._settings.api else None
-            self._processes.start(api_fd, lambda text: self._report(event="step", text=text), WORKER_PATIENCE_S)
-        for host in self._plan.hosts:
+            processes.start(network.pid_of, api_fd, self._step, WORKER_PATIENCE_S)
+        for host in plan.hosts:
             if host.name in self._settings.published:
-                publish(
-                    host.name,
-                    self._node_pid(host.name),
-                    str(host.address.ip),
-                    self._settings.published[host.name],
-                )
+                sockets = self._settings.published[host.name]
+                publish(host.name, network.pid_of(host.name), str(host.address.ip), sockets)
         if self._settings.api:
-            self._settings.api.close()  # the gateway holds it; without one, connections are refused, not left waiting
+            # The gateway holds it; without a gateway connections are to be refused, not left waiting.
+            self._settings.api.close()
+        return operations.RunningLab(plan, self._record, network, processes, control, measured, self._began)
 
-    def _serve(self) -> None:
-        assert self._processes is not None
-        assert self._network is not None
-        while not self._stop.is_set():
-            self._processes.watch(0.2) if self._processes.by_host else self._stop.wait(0.2)
-        self._network.close()
-
-    def _node_pid(self, name: str) -> int:
-        """A process in the namespaces of a host, a datacenter's router (`router.DC`) or a WAN link's node."""
-        assert self._network is not None
-        routers = {f"router.{datacenter}": node for datacenter, node in self._network.routers.items()}
-        nodes = {**self._network.wan_nodes, **routers, **self._network.hosts}
-        if name not in nodes:
-            raise LookupError(f'no host "{name}" in this lab; there are: {", ".join([*self._network.hosts, *routers])}')
-        pid: int = nodes[name].pid
-        return pid
-
-    def _handle(self, request: dict[str, Any]) -> Reply:
-        """One control request, in a thread of its own."""
-        match request.get("op"):
-            case "status":
-                return self._status(), []
-            case "enter":
-                pid = self._node_pid(request["host"])
-                kinds = ("user", "pid", "net", "mnt")
-                fds = [os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in kinds]
-                return {"namespaces": kinds}, fds
-            case "wan-show":
-                return {"links": self._control.show()}, []
-            case "wan-set":
-                link = self._control.set(request["link"], request["direction"], request["values"])
-                return {"link": link}, []
-            case "wan-reset":
-                names = [request["link"]] if request["link"] else [wan.name for wan in self._plan.wans]
-                return {"links": [self._control.reset(name) for name in names]}, []
-            case "down":
-                self._stop.set()
-                return {}, []
-            case other:
-                raise ValueError(f"the lab knows no operation {other!r}; is it of another pddbed version?")
-
-    def _state(self) -> dict[str, Any]:
+    def _state(self, lab: operations.RunningLab) -> dict[str, Any]:
         """What everybody may know without asking the lab: no secret in it."""
         return {
             "name": self._plan.name,
@@ -153,37 +105,13 @@ class Supervisor:
             "started": time.time(),
             "hosts": len(self._plan.hosts),
             "measured": [
-                {
-                    "name": wan.name,
-                    "asked_rtt_ms": wan.rtt_ns / 1e6,
-                    "rtt_ms": self._measured_rtt_ns[wan.name] / 1e6,
-                }
+                {"name": wan.name, "asked_rtt_ms": wan.rtt_ns / 1e6, "rtt_ms": lab.measured_rtt_ns[wan.name] / 1e6}
                 for wan in self._plan.wans
             ],
         }
 
-    def _status(self) -> dict[str, Any]:
-        assert self._processes is not None
-        processes = self._processes.snapshot()
-        links = [{**link, "measured_rtt_ns": self._measured_rtt_ns[link["name"]]} for link in self._control.show()]
-        hosts = [
-            {
-                "name": host.name,
-                "datacenter": host.datacenter,
-                "role": host.role,
-                "command": host.command,
-                "address": str(host.address.ip),
-                "port": host.port,
-                **processes.get(host.name, {"pid": None, "state": "idle", "exit_status": None}),
-            }
-            for host in self._plan.hosts
-        ]
-        return {
-            **self._record.state(),
-            "uptime_s": time.monotonic() - self._began,
-            "hosts": hosts,
-            "links": links,
-        }
+    def _step(self, text: str) -> None:
+        self._report(event="step", text=text)
 
     def _report(self, **event: Any) -> None:
         line = json.dumps(event).encode() + b"\n"

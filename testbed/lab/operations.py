@@ -1,0 +1,95 @@
+"""What a running lab answers on its control socket: one function per operation, looked up in `OPERATIONS`.
+
+Each is called in a thread of its own with the lab and the request, and returns a reply and descriptors to send with
+it (closed afterwards). An exception becomes the reply's error.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from testbed.lab.control import Reply
+from testbed.lab.network import Network
+from testbed.lab.processes import HostProcesses
+from testbed.lab.record import Record
+from testbed.lab.wan import WanControl
+from testbed.topology.plan import LabPlan
+
+
+@dataclass
+class RunningLab:
+    """A lab that is up, as its supervisor holds it."""
+
+    plan: LabPlan
+    record: Record
+    network: Network
+    processes: HostProcesses
+    wan: WanControl
+    measured_rtt_ns: dict[str, int]  # per WAN link, when the lab came up
+    began: float = field(default_factory=time.monotonic)
+    stop: threading.Event = field(default_factory=threading.Event)
+
+
+def _status(lab: RunningLab, _request: dict[str, Any]) -> Reply:
+    processes = lab.processes.snapshot()
+    idle = {"pid": None, "state": "idle", "exit_status": None}
+    hosts = [
+        {
+            "name": host.name,
+            "datacenter": host.datacenter,
+            "role": host.role,
+            "command": host.command,
+            "address": str(host.address.ip),
+            "port": host.port,
+            **processes.get(host.name, idle),
+        }
+        for host in lab.plan.hosts
+    ]
+    links = [{**link, "measured_rtt_ns": lab.measured_rtt_ns[link["name"]]} for link in lab.wan.show()]
+    return {**lab.record.state(), "uptime_s": time.monotonic() - lab.began, "hosts": hosts, "links": links}, []
+
+
+def _enter(lab: RunningLab, request: dict[str, Any]) -> Reply:
+    """Descriptors of a host's namespaces, in the order that `namespaces` names."""
+    pid = lab.network.pid_of(request["host"])
+    kinds = ("user", "pid", "net", "mnt")
+    return {"namespaces": kinds}, [os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in kinds]
+
+
+def _down(lab: RunningLab, _request: dict[str, Any]) -> Reply:
+    lab.stop.set()
+    return {}, []
+
+
+def _wan_show(lab: RunningLab, _request: dict[str, Any]) -> Reply:
+    return {"links": lab.wan.show()}, []
+
+
+def _wan_set(lab: RunningLab, request: dict[str, Any]) -> Reply:
+    return {"link": lab.wan.set(request["link"], request["direction"], request["values"])}, []
+
+
+def _wan_reset(lab: RunningLab, request: dict[str, Any]) -> Reply:
+    names = [request["link"]] if request["link"] else [wan.name for wan in lab.plan.wans]
+    return {"links": [lab.wan.reset(name) for name in names]}, []
+
+
+OPERATIONS: dict[str, Callable[[RunningLab, dict[str, Any]], Reply]] = {
+    "status": _status,
+    "enter": _enter,
+    "down": _down,
+    "wan-show": _wan_show,
+    "wan-set": _wan_set,
+    "wan-reset": _wan_reset,
+}
+
+
+def answer(lab: RunningLab, request: dict[str, Any]) -> Reply:
+    """Look the operation up and run it."""
+    operation = OPERATIONS.get(str(request.get("op")))
+    if operation is None:
+        raise ValueError(f"the lab knows no operation {request.get('op')!r}; is it of another pddbed version?")
+    return operation(lab, request)
