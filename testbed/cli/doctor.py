@@ -1,0 +1,46 @@
+"""`pddbed doctor`: what this machine can do, and what to do where it cannot."""
+
+import click
+
+from testbed.cli.options import json_option, print_json
+from testbed.doctor.findings import Examination
+
+_COLOURS = {"ok": "green", "limited": "yellow", "missing": "red"}
+
+
+@click.command()
+@json_option
+@click.pass_context
+def doctor(context: click.Context, as_json: bool) -> None:
+    """Say what this machine can do, which WAN driver it will use, and what is missing.
+
+    Exit status 0 when a lab can be raised, 1 otherwise. Changes nothing.
+    """
+    from testbed.doctor.probes import examine
+
+    examination = examine()
+    if as_json:
+        print_json(examination.as_dict())
+    else:
+        _print(examination)
+    if not examination.can_raise_lab:
+        context.exit(1)
+
+
+def _print(examination: Examination) -> None:
+    width = max(len(finding.name) for finding in examination.findings)
+    for finding in examination.findings:
+        state = click.style(f"{finding.state:<8}", fg=_COLOURS[finding.state])
+        click.echo(f"{state} {finding.name:<{width}}  {finding.detail}")
+        if finding.next_step:
+            click.echo(f"{'':<8} {'':<{width}}  -> {finding.next_step}")
+    click.echo()
+    if examination.driver is not None:
+        click.echo(f"WAN driver: auto means {examination.driver}, because {examination.driver_reason}.")
+    else:
+        click.echo(f"WAN driver: none works here: {examination.driver_reason}.")
+    if examination.can_raise_lab:
+        click.echo("This machine can raise labs: pddbed up topologies/two-dc.yaml")
+    else:
+        broken = [finding.name for finding in examination.findings if finding.state == "missing"]
+        click.echo(f"This machine cannot raise labs yet; see: {', '.join(broken)}.")
