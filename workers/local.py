@@ -117,6 +117,10 @@ class InProcessCluster:
         }
         self.records = records
 
+    def port(self, name: str) -> int:
+        """Where a host listens."""
+        return self._plan.port(name)
+
     @property
     def gateway(self) -> Gateway:
         return next(host for host in self.hosts.values() if isinstance(host, Gateway))

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import secrets
 import socket
 from collections.abc import Callable, Sequence
@@ -100,16 +101,16 @@ class Connection:
         self._count("received", header.kind, frames.HEADER.size + header.message_bytes + header.body_bytes)
         return message, header
 
-    async def read_body(self, target: Target, size: int) -> None:
-        """Read `size` bytes of the last frame's body to `target`."""
-        if size > self._body_left:
-            raise RuntimeError(f"asked for {size} bytes of a body with {self._body_left} left")
+    async def read_body(self, target: Target) -> None:
+        """Read the last frame's body to `target`, which must be of exactly its size."""
+        if target.size != self._body_left:
+            raise RuntimeError(f"a target of {target.size} bytes for a body of {self._body_left}")
         try:
             await self._stream.read(target, self._path.stall_s)
         except WireError as error:
             self.close(str(error))
             raise
-        self._body_left -= size
+        self._body_left = 0
 
     async def drained(self, answer: "asyncio.Future[Any]") -> None:
         """Wait for the peer's answer to what was sent, as long as the kernel still gets rid of bytes towards it.
@@ -210,7 +211,9 @@ async def dial(address: str, port: int, peer: str, channel: str, local: Local, p
         if isinstance(error, TimeoutError):
             raise DeadlineExceeded(f"{where} did not finish the handshake within {path.connect_s:.1f} s") from None
         if isinstance(error, OSError):
-            raise ConnectionLost(f"cannot connect to {where}: {error.strerror or error}") from None
+            # asyncio replaces the system's words by its own ("Connect call failed")
+            reason = os.strerror(error.errno) if error.errno else str(error)
+            raise ConnectionLost(f"cannot connect to {where}: {reason}") from None
         raise
     return connection
 

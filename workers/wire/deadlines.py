@@ -14,6 +14,9 @@ class DeadlineExceeded(WireError):
     name = "deadline_exceeded"
 
 
+SHORT_LIFE_S = 1.0  # a connection that ends sooner counts as a failure: no peer is dialled in a tight loop
+
+
 @dataclass(frozen=True, slots=True)
 class Path:
     """The network between this worker and one peer. Within a datacenter: no delay worth counting, no rate limit."""
@@ -44,9 +47,9 @@ class Path:
         """From asking a peer for something it has at hand until its answer is here."""
         return 10.0 + 4 * self.rtt_s
 
-    def retry_s(self, attempt: int) -> float:
-        """Pause before dialling again: 50 ms doubling to 2 s, so that a restarted peer is found at once."""
-        return min(2.0, 0.05 * 2 ** min(attempt, 10))
+    def retry_s(self, failures: int) -> float:
+        """Pause before dialling after `failures` in a row: none after none, then 50 ms doubling to 2 s."""
+        return min(2.0, 0.05 * 2 ** min(failures - 1, 10)) if failures else 0.0
 
 
 SAME_DATACENTER = Path()

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 from workers.wire.connection import Connection
-from workers.wire.deadlines import Path
+from workers.wire.deadlines import SHORT_LIFE_S, Path
 from workers.wire.frames import FrameError, Kind, WireError
 from workers.wire.messages import KvReceived, KvRefused
 from workers.wire.stream import ConnectionLost
@@ -143,30 +143,35 @@ class KvPool:
                 future.set_exception(error)
 
     async def _keep_up(self) -> None:
-        attempt = 0
+        clock = asyncio.get_running_loop().time
+        failures = 0
         while True:
+            await asyncio.sleep(self._path.retry_s(failures))
+            failures += 1
             try:
                 connection = await self._dial()
             except WireError as error:
                 if str(error) != self._error:
                     log.warning("%s", error)
                 self._error = str(error)
-                await asyncio.sleep(self._path.retry_s(attempt))
-                attempt += 1
                 continue
-            attempt = 0
-            channel = KvChannel(connection)
-            self._count(+1)
-            self.release(channel)
-            try:
-                await channel.listen()
-            except WireError as error:
-                self._error = str(error)
-            finally:
-                connection.close("no longer needed")
-                self._count(-1)
-                with contextlib.suppress(ValueError):
-                    self._idle.remove(channel)
+            since = clock()
+            await self._lend(KvChannel(connection))
+            if clock() - since > SHORT_LIFE_S:
+                failures = 0
+
+    async def _lend(self, channel: KvChannel) -> None:
+        self._count(+1)
+        self.release(channel)
+        try:
+            await channel.listen()
+        except WireError as error:
+            self._error = str(error)
+        finally:
+            channel.connection.close("no longer needed")
+            self._count(-1)
+            with contextlib.suppress(ValueError):
+                self._idle.remove(channel)
 
     def _count(self, change: int) -> None:
         self.up += change

@@ -129,13 +129,13 @@ async def _blocks(
         )
     current.next_block += count
     if current.sink is None or current.sink.cancelled:
-        await connection.read_body(Target.nowhere(body_bytes), body_bytes)
+        await connection.read_body(Target.nowhere(body_bytes))
         await _refuse_cancelled(connection, current)
         return
     views = current.sink.views(first, message.tokens)
     target = Target(views)
     current.sink.attach(target)
-    await connection.read_body(target, body_bytes)
+    await connection.read_body(target)
     current.sink.attach(None)
     if target.detached:
         await _refuse_cancelled(connection, current)

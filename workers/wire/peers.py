@@ -17,7 +17,7 @@ from typing import Protocol
 from workers.wire import connection as wire_connection
 from workers.wire.connection import Connection, Local
 from workers.wire.control import ControlLink
-from workers.wire.deadlines import SAME_DATACENTER, Path
+from workers.wire.deadlines import SAME_DATACENTER, SHORT_LIFE_S, Path
 from workers.wire.frames import WireError
 from workers.wire.kv_pool import KvPool, PeerUnreachable
 from workers.wire.kv_receive import Receiver, receive_transfers
@@ -165,19 +165,22 @@ class Peers:
         return await wire_connection.dial(peer.address, peer.port, peer.name, channel, self.local, peer.path)
 
     async def _keep_link(self, peer: Peer) -> None:
-        attempt = 0
+        clock = asyncio.get_running_loop().time
+        failures = 0
         while True:
+            await asyncio.sleep(peer.path.retry_s(failures))
+            failures += 1
             try:
                 connection = await self._dial(peer, "control")
             except WireError as error:
                 if self._errors.get(peer.name) != str(error):
                     log.warning("%s", error)
                 self._errors[peer.name] = str(error)
-                await asyncio.sleep(peer.path.retry_s(attempt))
-                attempt += 1
                 continue
-            attempt = 0
+            since = clock()
             await self._run_link(connection, peer, pings=True)
+            if clock() - since > SHORT_LIFE_S:
+                failures = 0
 
     # -- accepting ---------------------------------------------------------------------------------------------
 

@@ -62,6 +62,7 @@ class Target:
         self._views = views
         self._next = 0
         self._offset = 0
+        self.size = sum(map(len, views))
         self.detached = False
 
     @classmethod

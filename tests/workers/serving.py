@@ -1,0 +1,178 @@
+"""What the tests of wire, roles and gateway share: clusters, a TCP relay between two workers, waiting for a state."""
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import httpx
+
+from workers.local import InProcessCluster, Layout
+from workers.models import LoadedModel
+
+T = TypeVar("T")
+
+DEADLINE_S = 60.0
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run one test's coroutine; a hang is an error of its own."""
+
+    async def limited() -> T:
+        async with asyncio.timeout(DEADLINE_S):
+            return await work
+
+    return asyncio.run(limited())
+
+
+async def eventually(condition: Callable[[], bool], within_s: float, what: str) -> float:
+    """Wait for a condition; returns how long it took (s)."""
+    start = time.monotonic()
+    while not condition():
+        assert time.monotonic() - start < within_s, f"not within {within_s} s: {what}"
+        await asyncio.sleep(0.005)
+    return time.monotonic() - start
+
+
+class Relay:
+    """A real TCP relay in front of a port: limits the rate, pauses, spoils or cuts what goes through.
+
+    `rate_bytes_per_s` and `paused` act on what the dialler sends; `spoil_at` flips one bit of that byte (counted over
+    the connection) on every connection made after it was set.
+    """
+
+    def __init__(self, target_port: int) -> None:
+        self._target_port = target_port
+        self._writers: list[asyncio.StreamWriter] = []
+        self._server: asyncio.Server | None = None
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+        self.rate_bytes_per_s: float | None = None
+        self.spoil_at: int | None = None
+        self.port = 0
+        self.forwarded = 0
+
+    async def __aenter__(self) -> Self:
+        # a small receive buffer, so that what the relay holds back stays visible to the sender
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 128 << 10)
+        listener.bind(("127.0.0.1", 0))
+        self._server = await asyncio.start_server(self._serve, sock=listener, limit=16 << 10)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._server is not None
+        self._flowing.set()
+        self._server.close()
+        self.cut()
+
+    def aim(self, port: int) -> None:
+        self._target_port = port
+
+    def pause(self) -> None:
+        self._flowing.clear()
+
+    def resume(self) -> None:
+        self._flowing.set()
+
+    def cut(self) -> None:
+        """Reset every connection."""
+        for writer in self._writers:
+            with suppress(Exception):
+                writer.transport.abort()
+        self._writers.clear()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target_port)
+        except OSError:
+            writer.close()
+            return
+        self._writers += [writer, far_writer]
+        with suppress(OSError, asyncio.CancelledError):
+            await asyncio.gather(
+                self._pump(reader, far_writer, shaped=True), self._pump(far_reader, writer, shaped=False)
+            )
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, shaped: bool) -> None:
+        carried = 0
+        while data := await reader.read(16 << 10):
+            if shaped:
+                await self._flowing.wait()
+                if self.rate_bytes_per_s is not None:
+                    await asyncio.sleep(len(data) / self.rate_bytes_per_s)
+                if self.spoil_at is not None and carried <= self.spoil_at < carried + len(data):
+                    spoilt = bytearray(data)
+                    spoilt[self.spoil_at - carried] ^= 1
+                    data = bytes(spoilt)
+                self.forwarded += len(data)
+            carried += len(data)
+            writer.write(data)
+            await writer.drain()
+        writer.close()
+
+
+class SlowWan:
+    """An in-process cluster whose prefill reaches main decode through a relay."""
+
+    def __init__(self, loaded: LoadedModel, directory: Path, rate_bytes_per_s: float | None, **layout: Any) -> None:
+        self._loaded = loaded
+        self._directory = directory
+        self._layout = layout
+        self._rate = rate_bytes_per_s
+        self.wan = Relay(0)
+
+    async def __aenter__(self) -> Self:
+        await self.wan.__aenter__()
+        self._layout.setdefault("reroute", {})
+        self._layout["reroute"] = {("p0", "md0"): self.wan.port, **self._layout["reroute"]}
+        self.cluster = InProcessCluster(self._loaded, Layout(**self._layout), self._directory)
+        self.wan.aim(self.cluster.port("md0"))
+        await self.cluster.__aenter__()
+        self.wan.rate_bytes_per_s = self._rate
+        self.p0, self.rld0, self.md0 = (self.cluster.worker(name) for name in ("p0", "rld0", "md0"))
+        self.http = httpx.AsyncClient(base_url=self.cluster.base_url, timeout=30)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.wan.rate_bytes_per_s = None
+        self.wan.resume()
+        await self.http.aclose()
+        await self.cluster.__aexit__(None, None, None)
+        await self.wan.__aexit__()
+
+    @property
+    def workers(self) -> tuple[Any, ...]:
+        return self.p0, self.rld0, self.md0
+
+    async def complete(self, prompt: list[int] | str, max_tokens: int, **fields: Any) -> dict[str, Any]:
+        """A whole greedy answer. Fails the test on any status but 200."""
+        body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, **fields}
+        response = await self.http.post("/v1/completions", json=body)
+        assert response.status_code == 200, response.text
+        answer: dict[str, Any] = response.json()
+        return answer
+
+    def all_released(self) -> bool:
+        """No request, no block, on any worker."""
+        return all(not w.active and w.pool.free_count == w.pool.num_blocks for w in self.workers)
+
+    async def check_released(self, within_s: float = 1.0) -> None:
+        """Everything is given back, soon, and the pools' books are right."""
+        await eventually(self.all_released, within_s, "every worker has released everything")
+        for worker in self.workers:
+            worker.pool.check_integrity(holders=[])
+
+
+def prompt_of(length: int, vocab: int = 258, seed: int = 0) -> list[int]:
+    """A prompt of printable bytes (or of low ids of a larger vocabulary) without a repeating pattern."""
+    low, span = (32, 95) if vocab < 1000 else (100, 4000)
+    state, ids = seed + 1, []
+    for _ in range(length):
+        state = (state * 6364136223846793005 + 1442695040888963407) % (1 << 64)
+        ids.append(low + (state >> 33) % span)
+    return ids

@@ -1,0 +1,170 @@
+"""Two ends of the wire with plain memory instead of models: what the transport tests speak through."""
+
+import asyncio
+import socket
+from dataclasses import dataclass
+from typing import Any, Self
+
+from workers.wire.connection import Local
+from workers.wire.deadlines import Path
+from workers.wire.kv_receive import RefuseTransfer
+from workers.wire.kv_send import OutgoingKv
+from workers.wire.messages import Facts, KvBegin, Message, RequestSpec, SamplingSpec
+from workers.wire.peers import Peer, Peers
+from workers.wire.stream import Target
+
+SECRET = bytes(range(32))
+BLOCK_SIZE, BYTES_PER_TOKEN = 16, 1000
+
+
+@dataclass(frozen=True, slots=True)
+class QuickPath(Path):
+    """A path whose deadlines fit a test; everything else is the real thing."""
+
+    @property
+    def connect_s(self) -> float:
+        return 1.0
+
+    @property
+    def stall_s(self) -> float:
+        return 1.0
+
+    @property
+    def ping_every_s(self) -> float:
+        return 0.1
+
+    @property
+    def reply_s(self) -> float:
+        return 1.0
+
+
+def facts(name: str, role: str, **changes: Any) -> Facts:
+    same = {
+        "protocol": 1,
+        "model": "m",
+        "fingerprint": "f" * 32,
+        "block_size": BLOCK_SIZE,
+        "kv_shape": [2, 2, 1, 8],
+        "kv_dtype": "float32",
+    }
+    return Facts(name=name, role=role, **{**same, **changes})
+
+
+class Memory:
+    """Blocks in a bytearray (wire's `Storage`)."""
+
+    block_size = BLOCK_SIZE
+    bytes_per_token = BYTES_PER_TOKEN
+
+    def __init__(self, blocks: int, fill: int | None = None) -> None:
+        block_bytes = BLOCK_SIZE * BYTES_PER_TOKEN
+        self.data = bytearray(blocks * block_bytes)
+        for index in range(len(self.data) if fill is not None else 0):
+            self.data[index] = (index * 7 + index // 251 + (fill or 0)) % 256
+
+    def view(self, block: int, num_tokens: int) -> memoryview:
+        start = block * self.block_size * self.bytes_per_token
+        return memoryview(self.data)[start : start + num_tokens * self.bytes_per_token]
+
+
+class Sink:
+    """One arriving transfer (wire's `IncomingKv`)."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._target: Target | None = None
+        self.cancelled = False
+        self.result: asyncio.Future[tuple[str, Any]] = asyncio.get_running_loop().create_future()
+
+    def views(self, first_block: int, tokens: list[int]) -> list[memoryview]:
+        return [self._memory.view(first_block + i, count) for i, count in enumerate(tokens)]
+
+    def attach(self, target: Target | None) -> None:
+        self._target = target
+
+    def complete(self, first_token: int, finish_reason: str | None, received_ns: int) -> None:
+        self.result.set_result(("complete", first_token))
+
+    def failed(self, error: str, reason: str) -> None:
+        self.result.set_result((error, reason))
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        if self._target is not None:
+            self._target.detach()
+
+
+class End:
+    """A worker's connections, with a log of what reached it (wire's `Handler` and `Receiver`)."""
+
+    block_size = BLOCK_SIZE
+    bytes_per_token = BYTES_PER_TOKEN
+
+    def __init__(self, name: str, role: str, secret: bytes = SECRET, blocks: int = 64, **changes: Any) -> None:
+        self.local = Local(facts(name, role, **changes), secret)
+        self.memory = Memory(blocks)
+        self.sinks: dict[str, Sink] = {}
+        self.refuse: str | None = None
+        self.messages: list[Message] = []
+        self.lost: list[str] = []
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self.listener.getsockname()[1]
+
+    def connect(self, *others: "End", connections: int = 2, path: Path | None = None, **ports: int) -> Self:
+        """Make this end's connections; `ports` overrides where a peer is looked for."""
+        peers = [
+            Peer(
+                other.local.facts.name,
+                other.local.facts.role,
+                "dc",
+                "127.0.0.1",
+                ports.get(other.local.facts.name, other.port),
+                path or QuickPath(),
+            )
+            for other in others
+        ]
+        self.peers = Peers(self.local, peers, self, self, connections)
+        return self
+
+    async def __aenter__(self) -> Self:
+        await self.peers.start(self.listener)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.peers.close()
+
+    def begin(self, begin: KvBegin) -> Sink:
+        if self.refuse is not None:
+            raise RefuseTransfer("out_of_kv_blocks", self.refuse)
+        sink = self.sinks[begin.spec.id] = Sink(self.memory)
+        return sink
+
+    def on_message(self, peer: str, message: Message) -> None:
+        self.messages.append(message)
+
+    def on_lost(self, peer: str, reason: str) -> None:
+        self.lost.append(reason)
+
+    def on_change(self) -> None:
+        pass
+
+    def status_for(self, peer: str) -> None:
+        return None
+
+
+def spec(request: str, tokens: int) -> RequestSpec:
+    return RequestSpec(
+        id=request,
+        gateway="gw0",
+        prefill="p0",
+        relay=None,
+        main="md0",
+        prompt=[1] * tokens,
+        sampling=SamplingSpec(max_tokens=1),
+        deadline_s=30,
+    )
+
+
+def outgoing(memory: Memory, request: str, tokens: int, first_token: int = 5) -> OutgoingKv:
+    blocks = list(range(-(-tokens // BLOCK_SIZE)))
+    return OutgoingKv(spec(request, tokens), memory, blocks, first_token, None)
