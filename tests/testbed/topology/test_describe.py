@@ -1,7 +1,9 @@
 """What `pddbed validate` prints of a plan."""
 
 from testbed.topology.describe import describe
-from testbed.topology.load import plan_from_text
+from testbed.topology.document import parse_yaml
+from testbed.topology.resolve import resolve
+from testbed.topology.schema import TopologyFile
 
 TEXT = """
 name: all
@@ -25,7 +27,8 @@ wan:
 
 
 def test_a_plan_is_described_with_addresses_directions_and_long_routes() -> None:
-    assert describe(plan_from_text(TEXT, "f.yaml")) == [
+    file = TopologyFile.model_validate(parse_yaml(TEXT, "f.yaml").data)
+    assert describe(resolve(file, "all", None)) == [
         'lab "all"',
         "  a: 10.1.0.0/24, router 10.1.0.1, fabric MTU 9000",
         "    gw0    10.1.0.2         gateway",
