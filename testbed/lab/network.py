@@ -31,6 +31,7 @@ class Network:
     routers: dict[str, Node] = field(default_factory=dict)  # by datacenter
     wan_nodes: dict[str, Node] = field(default_factory=dict)  # by WAN link
     links: dict[str, WanLink] = field(default_factory=dict)
+    endpoints: dict[str, tuple[Node, Node]] = field(default_factory=dict)  # by WAN link; see `endpoints`
 
     def pid_of(self, name: str) -> int:
         """A process in the namespaces of a host, a datacenter's router (`router.DC`) or a WAN link's node."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from testbed.lab.control import Reply
+from testbed.lab.endpoints import endpoints
 from testbed.lab.network import Network
 from testbed.lab.processes import HostProcesses
 from testbed.lab.record import Record
@@ -59,6 +60,12 @@ def _enter(lab: RunningLab, request: dict[str, Any]) -> Reply:
     return {"namespaces": kinds}, [os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in kinds]
 
 
+def _endpoints(lab: RunningLab, request: dict[str, Any]) -> Reply:
+    """The measuring ends of a WAN link, made on first use: pids are of the lab's own PID namespace."""
+    ends = endpoints(lab.plan, lab.network, request["link"])
+    return {"endpoints": [{"pid": end.pid, "address": str(end.address)} for end in ends]}, []
+
+
 def _down(lab: RunningLab, _request: dict[str, Any]) -> Reply:
     lab.stop.set()
     return {}, []
@@ -80,6 +87,7 @@ def _wan_reset(lab: RunningLab, request: dict[str, Any]) -> Reply:
 OPERATIONS: dict[str, Callable[[RunningLab, dict[str, Any]], Reply]] = {
     "status": _status,
     "enter": _enter,
+    "endpoints": _endpoints,
     "down": _down,
     "wan-show": _wan_show,
     "wan-set": _wan_set,
