@@ -43,6 +43,7 @@ class UserspaceLink(WanLink):
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._answers = b""
+        self._requests = 0
         self._lock = threading.Lock()
 
     @property
@@ -211,9 +212,11 @@ class UserspaceLink(WanLink):
         with self._lock:
             if self._control is None:
                 raise LinkError(f'wan "{self.plan.name}": the relay is not running; build the link first')
+            self._requests += 1
             try:
-                self._control.sendall(json.dumps(request).encode() + b"\n")
-                answer = json.loads(self._read_line())
+                self._control.sendall(json.dumps({**request, "id": self._requests}).encode() + b"\n")
+                while (answer := json.loads(self._read_line())).pop("id") != self._requests:
+                    pass  # the late answer to a request that was given up
             except (OSError, EOFError) as error:
                 raise LinkError(self._obituary(error)) from error
         if not answer.pop("ok"):
@@ -231,6 +234,9 @@ class UserspaceLink(WanLink):
         return line
 
     def _obituary(self, error: Exception) -> str:
-        status = self._process.poll() if self._process else None
+        status = None
+        if self._process is not None and not isinstance(error, TimeoutError):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                status = self._process.wait(timeout=1)  # its socket closes a moment before it is gone
         fate = "does not answer" if status is None else f"has ended with status {status}"
         return f'wan "{self.plan.name}": the relay {fate} ({error}); see {self.log_path}'

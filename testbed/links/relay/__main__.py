@@ -58,7 +58,7 @@ def main() -> None:
 
     sock.setblocking(False)
     control = Control(sock, lanes, health)
-    sock.sendall(json.dumps({"ok": True, **health()}).encode() + b"\n")
+    sock.sendall(json.dumps({"id": start["id"], "ok": True, **health()}).encode() + b"\n")
     gc.collect()
     gc.freeze()
     gc.disable()  # nothing in the loop makes cycles
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def _start(sock: socket.socket) -> dict[str, Any] | None:
-    """The start message: {"forward": {"impairment": ..., "line_limit_bytes": N}, "backward": {...}}."""
+    """The start message: {"id", "name", "seed", "forward": {"impairment", "line_limit_bytes"}, "backward": ...}."""
     line = sock.makefile("rb").readline()
     return json.loads(line) if line else None
 

@@ -2,7 +2,7 @@
 
     {"op": "apply", "direction": "forward", "impairment": {...}, "line_limit_bytes": N}  -> {"ok": true}
     {"op": "applied" | "counters" | "lateness" | "health" [, "reset": true]}            -> {"ok": true, ...}
-Errors answer {"ok": false, "error": "..."}; end of file ends the relay.
+Errors answer {"ok": false, "error": "..."}; every answer repeats the request's "id"; end of file ends the relay.
 """
 
 import json
@@ -47,10 +47,13 @@ class Control:
         return True
 
     def _serve(self, line: bytes) -> dict[str, Any]:
+        identity = None
         try:
-            return {"ok": True, **self._handle(json.loads(line))}
-        except (ValueError, KeyError, TypeError) as error:
-            return {"ok": False, "error": f"{type(error).__name__}: {error}"}
+            request = json.loads(line)
+            identity = request.get("id")
+            return {"id": identity, "ok": True, **self._handle(request)}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            return {"id": identity, "ok": False, "error": f"{type(error).__name__}: {error}"}
 
     def _handle(self, request: dict[str, Any]) -> dict[str, Any]:
         match request["op"]:

@@ -1,0 +1,345 @@
+"""The userspace driver for real: namespaces, TUN devices, the relay process, TCP and UDP through it."""
+
+import hashlib
+import json
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testbed.impairment import Impairment
+from testbed.links.base import LinkError, WanEnd
+from testbed.links.rig import HOST_B, WAN_A, WAN_B, Rig, namespace, rig
+from testbed.links.userspace import TXQUEUELEN, UserspaceLink
+from testbed.netns import network_namespace_of
+from testbed.topology.plan import WanPlan
+
+pytestmark = pytest.mark.root
+
+MS = 1_000_000
+MBIT = 1_000_000
+
+
+@pytest.fixture
+def raise_rig(tmp_path: Path) -> Iterator[Callable[..., Rig]]:
+    """`raise_rig(forward, backward=None, ...)`: a rig with a userspace link, gone after the test."""
+    with ExitStack() as stack:
+        yield lambda *args, **options: stack.enter_context(rig(UserspaceLink, tmp_path, *args, **options))
+
+
+def link_of(bed: Rig) -> UserspaceLink:
+    assert isinstance(bed.link, UserspaceLink)
+    return bed.link
+
+
+def ping_rtts_ms(bed: Rig, count: int = 20, interval_s: float = 0.05) -> list[float]:
+    output = bed.run(bed.host_a, ["ping", "-n", "-c", str(count), "-i", str(interval_s), HOST_B])
+    return [float(word[5:]) for word in output.split() if word.startswith("time=")]
+
+
+def iperf3(bed: Rig, *options: str) -> dict[str, Any]:
+    """`end` of iperf3's JSON report, host_a to host_b."""
+    with bed.popen(bed.host_b, ["iperf3", "-s", "-1", "--forceflush"], stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        while "listening" not in server.stdout.readline():
+            pass
+        report = json.loads(bed.run(bed.host_a, ["iperf3", "-J", "-c", HOST_B, *options]))
+        server.stdout.read()
+    end: dict[str, Any] = report["end"]
+    return end
+
+
+def udp_pair(bed: Rig) -> tuple[socket.socket, socket.socket]:
+    """A sender in host_a connected to a receiver in host_b."""
+    with network_namespace_of(bed.host_b):
+        receiver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    receiver.setsockopt(socket.SOL_SOCKET, 33, 64 << 20)  # SO_RCVBUFFORCE
+    receiver.bind((HOST_B, 7000))
+    receiver.settimeout(5)
+    with network_namespace_of(bed.host_a):
+        sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    sender.connect((HOST_B, 7000))
+    return sender, receiver
+
+
+def send_numbered(sender: socket.socket, count: int, per_second: float, size: int = 100, first: int = 0) -> None:
+    start = time.monotonic()
+    for number in range(count):
+        time.sleep(max(0.0, start + number / per_second - time.monotonic()))
+        sender.send((first + number).to_bytes(4, "big") + bytes(size - 4))
+
+
+def receive_numbers(receiver: socket.socket, count: int, timeout_s: float = 5) -> list[int]:
+    receiver.settimeout(timeout_s)
+    numbers = []
+    try:
+        for _ in range(count):
+            numbers.append(int.from_bytes(receiver.recv(2048)[:4], "big"))
+    except TimeoutError:
+        pass
+    return numbers
+
+
+@pytest.mark.parametrize("delay_ms", [0, 1, 20, 200])
+def test_ping_shows_the_delay_of_the_file(raise_rig: Callable[..., Rig], delay_ms: int) -> None:
+    bed = raise_rig(Impairment(delay_ns=delay_ms * MS))
+    rtts = ping_rtts_ms(bed)
+    assert len(rtts) == 20
+    assert 2 * delay_ms <= min(rtts) <= 2 * delay_ms + 0.5
+    assert statistics.median(rtts) <= 2 * delay_ms + 1.0  # 0.5 ms each way
+
+
+def test_each_direction_has_its_own_delay(raise_rig: Callable[..., Rig]) -> None:
+    bed = raise_rig(Impairment(delay_ns=30 * MS), Impairment(delay_ns=5 * MS))
+    assert 35 <= min(ping_rtts_ms(bed)) <= 35.5
+
+
+@pytest.mark.parametrize("rate_mbit", [10, 200, 1000])
+def test_one_tcp_flow_gets_the_rate_less_its_headers(raise_rig: Callable[..., Rig], rate_mbit: int) -> None:
+    rate_bps = rate_mbit * MBIT
+    bed = raise_rig(Impairment(rate_bps=rate_bps, delay_ns=2 * MS, queue_bytes=max(60_000, rate_bps // 8 // 50)))
+    goodput = iperf3(bed, "-t", "2", "-O", "1", "-C", "reno")["sum_received"]["bits_per_second"]
+    assert goodput == pytest.approx(rate_bps * (1500 - 52) / 1500, rel=0.02)
+
+
+def test_a_full_queue_delays_by_its_length_and_drops_the_rest(raise_rig: Callable[..., Rig]) -> None:
+    bed = raise_rig(Impairment(rate_bps=10 * MBIT, delay_ns=5 * MS, queue_bytes=62_500), Impairment(delay_ns=5 * MS))
+    sender, _receiver = udp_pair(bed)
+    stop = threading.Event()
+
+    def flood() -> None:
+        while not stop.is_set():
+            for _ in range(4):
+                sender.send(bytes(1472))
+            time.sleep(0.002)  # 24 Mbit/s into 10
+
+    flooder = threading.Thread(target=flood)
+    flooder.start()
+    time.sleep(0.3)
+    rtts = ping_rtts_ms(bed, count=20)
+    stop.set()
+    flooder.join()
+    # Pings that found the queue full were lost; the others waited for nearly 50 ms of queue.
+    assert rtts
+    assert 10 + 50 - 6 <= statistics.median(rtts) <= 10 + 50 + 2
+    counters = bed.link.counters()["forward"]
+    assert counters["dropped_queue"] > 100
+    assert counters["dropped_unasked"] == 0
+    assert 61_000 <= counters["queued_bytes_max"] <= 62_500
+    assert bed.link.counters()["backward"]["dropped_queue"] == 0
+
+
+def test_600_small_requests_a_second_through_one_second_all_arrive(raise_rig: Callable[..., Rig]) -> None:
+    bed = raise_rig(Impairment(rate_bps=10 * MBIT, delay_ns=1000 * MS, queue_bytes=100_000))
+    sender, receiver = udp_pair(bed)
+    threading.Thread(target=send_numbered, args=(sender, 1200, 600.0)).start()
+    assert receive_numbers(receiver, 1200) == list(range(1200))
+
+
+def test_a_shorter_delay_under_traffic_loses_nothing_and_keeps_order(raise_rig: Callable[..., Rig]) -> None:
+    bed = raise_rig(Impairment(delay_ns=300 * MS))
+    sender, receiver = udp_pair(bed)
+    sending = threading.Thread(target=send_numbered, args=(sender, 3000, 3000.0))
+    sending.start()
+    for delay_ms in (200, 50, 400, 1):
+        time.sleep(0.2)
+        bed.link.apply("forward", Impairment(delay_ns=delay_ms * MS))
+    assert receive_numbers(receiver, 3000) == list(range(3000))
+    sending.join()
+    assert bed.link.applied()["forward"]["delay_ns"] == 1 * MS
+
+
+def test_a_rate_changed_during_a_transfer_shows_at_the_receiver(raise_rig: Callable[..., Rig]) -> None:
+    bed = raise_rig(Impairment(rate_bps=20 * MBIT, delay_ns=MS, queue_bytes=200_000))
+    sender, receiver = udp_pair(bed)
+    for number in range(100):  # 1500 bytes each: 60 ms at the old rate
+        sender.send(number.to_bytes(4, "big") + bytes(1468))
+    start = time.monotonic()
+    bed.link.apply("forward", Impairment(rate_bps=4 * MBIT, delay_ns=MS, queue_bytes=200_000))
+    assert receive_numbers(receiver, 100) == list(range(100))
+    assert 0.2 < time.monotonic() - start < 0.32  # most of them at 3 ms a packet
+    bed.link.apply("forward", Impairment(delay_ns=MS))
+    start = time.monotonic()
+    send_numbered(sender, 100, 1e9, size=1472)
+    assert len(receive_numbers(receiver, 100)) == 100
+    assert time.monotonic() - start < 0.1
+
+
+def test_a_tcp_stream_cut_into_small_pieces_arrives_byte_for_byte(raise_rig: Callable[..., Rig]) -> None:
+    bed = raise_rig(Impairment(rate_bps=80 * MBIT, delay_ns=2 * MS, queue_bytes=1 << 20))
+    payload = os.urandom(1 << 20) * 8
+    with network_namespace_of(bed.host_b):
+        listener = socket.create_server((HOST_B, 7001))
+    digest = hashlib.sha256()
+
+    def receive() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            while data := connection.recv(1 << 20):
+                digest.update(data)
+
+    receiving = threading.Thread(target=receive)
+    receiving.start()
+    with network_namespace_of(bed.host_a):
+        sender = socket.socket()
+    with sender:
+        sender.connect((HOST_B, 7001))
+        sender.sendall(payload)
+    receiving.join(20)
+    listener.close()
+    assert digest.digest() == hashlib.sha256(payload).digest()
+    lateness = link_of(bed).lateness()["forward"]
+    counters = bed.link.counters()["forward"]
+    assert lateness["count"] < counters["packets"] / 2, "super-packets were not kept together"
+    for pid in (bed.host_b, bed.router_b):
+        assert tcp_and_ip_errors(pid) == 0
+
+
+def tcp_and_ip_errors(pid: int) -> int:
+    """TCP segments with a wrong checksum and IP packets with a wrong header, as the namespace counted them."""
+    lines = Path(f"/proc/{pid}/net/snmp").read_text().splitlines()
+    total = 0
+    for names, values in zip(lines[::2], lines[1::2], strict=True):
+        table = dict(zip(names.split()[1:], map(int, values.split()[1:]), strict=True))
+        if names.startswith("Tcp:"):
+            total += table["InErrs"] + table["InCsumErrors"]
+        if names.startswith("Ip:"):
+            total += table["InHdrErrors"]
+    return total
+
+
+def test_nonsense_on_the_device_is_counted_and_the_link_goes_on(raise_rig: Callable[..., Rig]) -> None:
+    bed = raise_rig(Impairment(delay_ns=MS))
+    with network_namespace_of(bed.router_a):
+        raw = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+    raw.bind(("wan-a", 0x0800))
+    for data in (b"\x45", b"\x45" + bytes(12), b"\x00" * 60, b"\x4f" + bytes(40), b"\xff" * 1400):
+        raw.send(data)
+    raw.bind(("wan-a", 0x86DD))
+    raw.send(b"\x60" + bytes(59))
+    assert len(ping_rtts_ms(bed, count=5)) == 5
+    counters = bed.link.counters()["forward"]
+    assert counters["dropped_malformed"] == 2
+    assert counters["ignored_not_ipv4"] == 3
+
+
+def test_both_ends_are_set_up_as_planned(raise_rig: Callable[..., Rig]) -> None:
+    bed = raise_rig(Impairment(rate_bps=50 * MBIT, queue_bytes=90_000, delay_ns=7 * MS), Impairment(), mtu=1400)
+    applied = bed.link.applied()
+    assert applied["forward"]["rate_bps"] == 50 * MBIT
+    assert applied["forward"]["queue_bytes"] == 90_000
+    assert applied["forward"]["delay_ns"] == 7 * MS
+    assert applied["backward"]["rate_bps"] is None
+    for direction in ("forward", "backward"):
+        assert applied[direction]["mtu"] == 1400
+        assert applied[direction]["txqueuelen"] == TXQUEUELEN >= 10_000
+    for pid, name, address in ((bed.router_a, "wan-a", WAN_A), (bed.router_b, "wan-b", WAN_B)):
+        (device,) = json.loads(bed.run(pid, ["ip", "-j", "addr", "show", name]))
+        assert "UP" in device["flags"]
+        assert [f"{a['local']}/{a['prefixlen']}" for a in device["addr_info"]] == [str(address)]
+
+
+def test_the_death_of_the_relay_takes_its_devices_and_is_told(raise_rig: Callable[..., Rig]) -> None:
+    bed = raise_rig(Impairment())
+    os.kill(link_of(bed).health()["pid"], signal.SIGKILL)
+    deadline = time.monotonic() + 5
+    while has_interface(bed.router_a, "wan-a") or has_interface(bed.router_b, "wan-b"):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    with pytest.raises(LinkError, match=r'wan "rig": the relay has ended .*relay\.log'):
+        bed.link.counters()
+    bed.link.close()
+
+
+def has_interface(pid: int, name: str) -> bool:
+    return any(line.lstrip().startswith(f"{name}:") for line in Path(f"/proc/{pid}/net/dev").read_text().splitlines())
+
+
+def test_closing_ends_the_relay_and_the_devices_and_may_be_repeated(raise_rig: Callable[..., Rig]) -> None:
+    bed = raise_rig(Impairment())
+    pid = link_of(bed).health()["pid"]
+    bed.link.close()
+    bed.link.close()
+    assert not Path(f"/proc/{pid}").exists()
+    assert not has_interface(bed.router_a, "wan-a")
+    with pytest.raises(LinkError, match="not running"):
+        bed.link.counters()
+
+
+OWNER = """
+import sys, threading, time
+from ipaddress import IPv4Interface
+from pathlib import Path
+from testbed.impairment import Impairment
+from testbed.links.base import WanEnd
+from testbed.links.userspace import UserspaceLink
+from testbed.topology.plan import WanPlan
+a, b = IPv4Interface("172.31.9.0/31"), IPv4Interface("172.31.9.1/31")
+pid = int(sys.argv[1])
+link = UserspaceLink(WanPlan("w", "a", "b", a, b, Impairment(), Impairment()),
+                     (WanEnd(pid, "wan-a", a), WanEnd(pid, "wan-b", b)), pid, Path(sys.argv[2]))
+builder = threading.Thread(target=link.build)
+builder.start(); builder.join()
+time.sleep(0.2)  # the thread that started the relay is gone: that must not end it
+print(link.health()["pid"], flush=True)
+time.sleep(60)
+"""
+
+
+def test_the_relay_outlives_the_thread_that_built_it_but_not_the_process(tmp_path: Path) -> None:
+    with namespace() as pid:
+        owner = subprocess.Popen(
+            [sys.executable, "-c", OWNER, str(pid), str(tmp_path)], stdout=subprocess.PIPE, text=True
+        )
+        assert owner.stdout is not None
+        relay = int(owner.stdout.readline())
+        owner.kill()
+        owner.communicate()
+        deadline = time.monotonic() + 5
+        while Path(f"/proc/{relay}").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def test_a_link_that_memory_cannot_hold_is_refused_with_the_arithmetic(tmp_path: Path) -> None:
+    with namespace() as pid:
+        huge = Impairment(rate_bps=100_000 * MBIT, delay_ns=20_000 * MS, queue_bytes=1 << 30)
+        link = make(pid, tmp_path, huge)
+        with pytest.raises(LinkError, match=r'wan "w".* x 20000 ms .*lower the rate, the delay or "queue"'):
+            link.build()
+        assert not has_interface(pid, "wan-a")
+
+
+def test_a_change_that_memory_cannot_hold_is_refused_and_changes_nothing(raise_rig: Callable[..., Rig]) -> None:
+    bed = raise_rig(Impairment(rate_bps=10 * MBIT, delay_ns=MS, queue_bytes=100_000))
+    with pytest.raises(LinkError, match="lower the rate"):
+        bed.link.apply("forward", Impairment(rate_bps=100_000 * MBIT, delay_ns=20_000 * MS, queue_bytes=1 << 30))
+    assert bed.link.applied()["forward"]["rate_bps"] == 10 * MBIT
+
+
+def test_a_name_that_is_taken_is_an_error_that_leaves_nothing(tmp_path: Path) -> None:
+    with namespace() as pid:
+        first = make(pid, tmp_path, Impairment())
+        first.build()
+        second = make(pid, tmp_path, Impairment())
+        with pytest.raises(LinkError, match="wan-a"):
+            second.build()
+        assert first.health()["realtime"] in (True, False)
+        assert not any(has_interface(pid, f"wan{number}") for number in range(4))
+        first.close()
+
+
+def make(pid: int, run_dir: Path, impairment: Impairment) -> UserspaceLink:
+    """A link both of whose ends lie in one namespace."""
+    plan = WanPlan("w", "a", "b", WAN_A, WAN_B, impairment, impairment)
+    return UserspaceLink(plan, (WanEnd(pid, "wan-a", WAN_A), WanEnd(pid, "wan-b", WAN_B)), pid, run_dir)
