@@ -37,5 +37,9 @@ def _kind(path: Path, host: Host) -> Iterator[Finding]:
         for key in ("device", "profile"):
             if getattr(host, key) is not None:
                 yield Finding((*path, key), f"{key} is for hosts with a role; remove it", at_key=True)
-    if host.role is None and host.command is None and (host.cpu.affinity or host.cpu.quota):
-        yield Finding((*path, "cpu"), "cpu is for hosts with a role or a command; remove it", at_key=True)
+    if host.role is None and host.command is None:
+        unused = {"cpu": host.cpu.affinity or host.cpu.quota, "environment": host.environment}
+        for key, value in unused.items():
+            if value:
+                message = f"{key} is for hosts with a role or a command; remove it"
+                yield Finding((*path, key), message, at_key=True)

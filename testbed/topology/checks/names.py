@@ -1,4 +1,7 @@
-"""Names that must differ: hosts across the whole lab, WAN links, and what /etc/hosts adds by itself."""
+"""Names that must differ: hosts across the whole lab, WAN links, and border routers.
+
+Hosts share their names with all of these: `pddbed exec` takes any of them, /etc/hosts has the routers too.
+"""
 
 from collections.abc import Iterator
 
@@ -27,6 +30,9 @@ def _hosts(file: TopologyFile) -> Iterator[Finding]:
     taken: dict[str, tuple[str, str]] = {
         lookup_key(f"router.{name}"): (f"router.{name}", f'the border router of "{name}"') for name in file.datacenters
     }
+    if readable(file.wan):
+        links = [(wan_name(file, index), index) for index, wan in enumerate(file.wan) if readable(wan.name)]
+        taken.update({lookup_key(name): (name, f"wan[{index}]") for name, index in reversed(links)})
     for name, datacenter in file.datacenters.items():
         if not readable(datacenter.hosts):
             continue

@@ -1,10 +1,26 @@
 """The topology files that come with the project say what they promise."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from testbed.topology import load_plan
+from testbed.topology.load import plan_from_text
+from testbed.topology.schema import (
+    Api,
+    Cpu,
+    Datacenter,
+    Fabric,
+    Host,
+    KvPool,
+    Model,
+    Queue,
+    Serving,
+    Tcp,
+    TopologyFile,
+    Wan,
+)
 
 READY = Path(__file__).parents[3] / "topologies"
 MS = 1_000_000
@@ -41,3 +57,17 @@ def test_three_dc_routes_around_its_expensive_link() -> None:
     route = next(r for r in plan.routes if (r.datacenter, r.destination) == ("main", "south"))
     assert route.links == ("wan-north", "wan-coast")
     assert route.rtt_ns == 54 * MS
+
+
+def test_the_example_of_the_documentation_is_valid() -> None:
+    text = (READY.parent / "docs" / "topology.md").read_text()
+    (example,) = re.findall(r"```yaml\n(.*?)```", text, re.S)
+    plan = plan_from_text(example, "example.yaml")
+    assert plan.wans[0].backward.rate_bps == 100_000_000
+
+
+def test_the_documentation_names_every_key() -> None:
+    text = (READY.parent / "docs" / "topology.md").read_text()
+    words = set(re.findall(r"[a-z_]+", text))
+    sections = [TopologyFile, Datacenter, Fabric, Host, Cpu, Wan, Queue, Tcp, Model, Serving, KvPool, Api]
+    assert {key for section in sections for key in section.model_fields} <= words
