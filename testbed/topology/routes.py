@@ -6,7 +6,7 @@ fixed preference between links; with that, the cheapest path is unique.
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from testbed.topology.plan import RoutePlan, WanPlan
 
@@ -16,28 +16,32 @@ Weight = tuple[int, int, int]
 
 def routes(datacenters: Sequence[str], wans: Sequence[WanPlan]) -> tuple[RoutePlan, ...]:
     """A route for every ordered pair of datacenters that are connected, in the order of the file."""
-    found = []
+    links: dict[str, list[tuple[int, WanPlan]]] = {name: [] for name in datacenters}
+    for index, wan in enumerate(wans):
+        links[wan.a].append((index, wan))
+        links[wan.b].append((index, wan))
+    found: list[RoutePlan] = []
     for source in datacenters:
-        paths = _paths_from(source, wans)
+        paths = _paths_from(source, links)
         found += [_route(source, name, paths[name]) for name in datacenters if name != source and name in paths]
     return tuple(found)
 
 
-def _paths_from(source: str, wans: Sequence[WanPlan]) -> dict[str, tuple[WanPlan, ...]]:
-    """Dijkstra's algorithm: the links to every datacenter that can be reached."""
-    done: dict[str, tuple[WanPlan, ...]] = {}
-    queue: list[tuple[Weight, str, tuple[int, ...]]] = [((0, 0, 0), source, ())]
+def _paths_from(source: str, links: Mapping[str, Sequence[tuple[int, WanPlan]]]) -> dict[str, tuple[WanPlan, ...]]:
+    """Dijkstra's algorithm: the way to every datacenter that can be reached. `links`: (index, link) at each."""
+    paths: dict[str, tuple[WanPlan, ...]] = {}
+    queue: list[tuple[Weight, str, str, WanPlan | None]] = [((0, 0, 0), source, source, None)]
     while queue:
-        weight, name, links = heapq.heappop(queue)
-        if name in done:
+        weight, name, before, by = heapq.heappop(queue)  # weights differ, so nothing after them is compared
+        if name in paths:
             continue
-        done[name] = tuple(wans[index] for index in links)
-        for index, wan in enumerate(wans):
-            if name in (wan.a, wan.b):
-                other = wan.b if name == wan.a else wan.a
+        paths[name] = (*paths[before], by) if by is not None else ()
+        for index, wan in links[name]:
+            other = wan.b if name == wan.a else wan.a
+            if other not in paths:
                 further = (weight[0] + wan.cost, weight[1] + 1, weight[2] + (1 << index))
-                heapq.heappush(queue, (further, other, (*links, index)))
-    return done
+                heapq.heappush(queue, (further, other, name, wan))
+    return paths
 
 
 def _route(source: str, destination: str, links: Sequence[WanPlan]) -> RoutePlan:
