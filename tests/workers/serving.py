@@ -44,7 +44,7 @@ class Relay:
     the connection) on every connection made after it was set.
     """
 
-    def __init__(self, target_port: int) -> None:
+    def __init__(self, target_port: int = 0) -> None:
         self._target_port = target_port
         self._writers: list[asyncio.StreamWriter] = []
         self._server: asyncio.Server | None = None
@@ -100,11 +100,13 @@ class Relay:
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, shaped: bool) -> None:
         carried = 0
+        due = time.monotonic()
         while data := await reader.read(16 << 10):
             if shaped:
                 await self._flowing.wait()
                 if self.rate_bytes_per_s is not None:
-                    await asyncio.sleep(len(data) / self.rate_bytes_per_s)
+                    due = max(due, time.monotonic()) + len(data) / self.rate_bytes_per_s
+                    await asyncio.sleep(due - time.monotonic())
                 if self.spoil_at is not None and carried <= self.spoil_at < carried + len(data):
                     spoilt = bytearray(data)
                     spoilt[self.spoil_at - carried] ^= 1
@@ -117,21 +119,26 @@ class Relay:
 
 
 class SlowWan:
-    """An in-process cluster whose prefill reaches main decode through a relay."""
+    """An in-process cluster with relays on the way from prefill to each decode, and between those two.
+
+    `rate_bytes_per_s` holds for KV on its way to main decode; `fabric` and `ids` are free until a test slows them.
+    """
 
     def __init__(self, loaded: LoadedModel, directory: Path, rate_bytes_per_s: float | None, **layout: Any) -> None:
         self._loaded = loaded
         self._directory = directory
         self._layout = layout
         self._rate = rate_bytes_per_s
-        self.wan = Relay(0)
+        self.wan, self.fabric, self.ids = Relay(), Relay(), Relay()
+        self._ways = {("p0", "md0"): self.wan, ("p0", "rld0"): self.fabric, ("rld0", "md0"): self.ids}
 
     async def __aenter__(self) -> Self:
-        await self.wan.__aenter__()
-        self._layout.setdefault("reroute", {})
-        self._layout["reroute"] = {("p0", "md0"): self.wan.port, **self._layout["reroute"]}
-        self.cluster = InProcessCluster(self._loaded, Layout(**self._layout), self._directory)
-        self.wan.aim(self.cluster.port("md0"))
+        for relay in self._ways.values():
+            await relay.__aenter__()
+        reroute = {way: relay.port for way, relay in self._ways.items()}
+        self.cluster = InProcessCluster(self._loaded, Layout(reroute=reroute, **self._layout), self._directory)
+        for (_, target), relay in self._ways.items():
+            relay.aim(self.cluster.port(target))
         await self.cluster.__aenter__()
         self.wan.rate_bytes_per_s = self._rate
         self.p0, self.rld0, self.md0 = (self.cluster.worker(name) for name in ("p0", "rld0", "md0"))
@@ -139,11 +146,10 @@ class SlowWan:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self.wan.rate_bytes_per_s = None
-        self.wan.resume()
         await self.http.aclose()
         await self.cluster.__aexit__(None, None, None)
-        await self.wan.__aexit__()
+        for relay in self._ways.values():
+            await relay.__aexit__()
 
     @property
     def workers(self) -> tuple[Any, ...]:
@@ -156,6 +162,18 @@ class SlowWan:
         assert response.status_code == 200, response.text
         answer: dict[str, Any] = response.json()
         return answer
+
+    async def complete_after_relay(
+        self, prompt: list[int], max_tokens: int, relayed: int, **fields: Any
+    ) -> dict[str, Any]:
+        """A whole answer of which the relay makes at least `relayed` tokens: the WAN stands still until it has."""
+        self.wan.pause()
+        asking = asyncio.create_task(self.complete(prompt, max_tokens, **fields))
+        await eventually(
+            lambda: any(len(active.answer) >= relayed for active in self.rld0.active.values()), 20, "the relay decodes"
+        )
+        self.wan.resume()
+        return await asking
 
     def all_released(self) -> bool:
         """No request, no block, on any worker."""

@@ -1,0 +1,89 @@
+"""A client that leaves takes everything with it, within a second, whatever the request was doing."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.workers.serving import SlowWan, eventually, prompt_of, run
+from workers.models import LoadedModel
+
+
+async def leave_when(lab: SlowWan, stage: str, prompt: list[int], stream: bool) -> None:
+    """Ask, wait until the request is at `stage`, hang up, and check that all is released within a second."""
+    received: list[str] = []
+
+    async def ask() -> None:
+        body = {"prompt": prompt, "max_tokens": 3000, "temperature": 0, "ignore_eos": True, "stream": stream}
+        async with httpx.AsyncClient(base_url=lab.cluster.base_url, timeout=30) as http:
+            async with http.stream("POST", "/v1/completions", json=body) as response:
+                async for line in response.aiter_lines():
+                    received.append(line)
+
+    at = {
+        "prefill": lambda: bool(lab.p0.active) and lab.p0.pool.free_count < lab.p0.pool.num_blocks,
+        "fabric transfer": lambda: (
+            bool(lab.rld0.active) and not any(a.arrived.done() for a in lab.rld0.active.values())
+        ),
+        "relay": lambda: any(len(a.answer) > 5 for a in lab.rld0.active.values()),
+        "hand-over": lambda: (
+            any(a.arrived.done() and not a.ids.done() for a in lab.md0.active.values()) and not lab.rld0.active
+        ),
+        "main decode": lambda: any(a.ids.done() and len(a.answer) > 20 for a in lab.md0.active.values()),
+    }[stage]
+    asking = asyncio.create_task(ask())
+    await eventually(at, 10, f"the request reaches {stage}")
+    asking.cancel()
+    left = time.monotonic()
+    await asyncio.gather(asking, return_exceptions=True)
+    await lab.check_released(within_s=1.0)
+    await eventually(lambda: not lab.cluster.gateway.dispatcher.live, 1.0, "the gateway forgets it, too")
+    assert time.monotonic() - left < 1.0
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+def test_during_prefill(tiny: LoadedModel, tmp_path: Path, stream: bool) -> None:
+    async def test() -> None:
+        async with SlowWan(tiny, tmp_path, None) as lab:
+            await leave_when(lab, "prefill", prompt_of(1000), stream)
+            await lab.complete(prompt_of(20), 5)
+
+    run(test())
+
+
+def test_during_the_transfer_over_the_fabric(tiny: LoadedModel, tmp_path: Path) -> None:
+    async def test() -> None:
+        async with SlowWan(tiny, tmp_path, 1e6) as lab:
+            lab.fabric.rate_bytes_per_s = 200e3
+            await leave_when(lab, "fabric transfer", prompt_of(1000), True)
+
+    run(test())
+
+
+def test_during_relay_decode(tiny: LoadedModel, tmp_path: Path) -> None:
+    async def test() -> None:
+        async with SlowWan(tiny, tmp_path, 200e3) as lab:
+            await leave_when(lab, "relay", prompt_of(500), True)
+            lab.wan.rate_bytes_per_s = None
+            await lab.complete(prompt_of(20), 5)
+
+    run(test())
+
+
+def test_during_the_hand_over(tiny: LoadedModel, tmp_path: Path) -> None:
+    async def test() -> None:
+        async with SlowWan(tiny, tmp_path, 2e6) as lab:
+            lab.ids.pause()
+            await leave_when(lab, "hand-over", prompt_of(100), True)
+
+    run(test())
+
+
+def test_on_main_decode(tiny: LoadedModel, tmp_path: Path) -> None:
+    async def test() -> None:
+        async with SlowWan(tiny, tmp_path, None) as lab:
+            await leave_when(lab, "main decode", prompt_of(100), True)
+
+    run(test())
