@@ -128,8 +128,8 @@ class Impairment:
         return None if self.rate_bps is None else self.rate_bps * self.longest_delay_ns() // (8 * NS_PER_S)
 
     def longest_delay_ns(self) -> int:
-        """Delay plus four standard deviations of jitter, beyond which no distribution is sampled."""
-        return self.delay_ns + (4 * self.jitter.std_ns if self.jitter else 0)
+        """Delay plus six standard deviations of jitter, beyond which no distribution is sampled."""
+        return self.delay_ns + (6 * self.jitter.std_ns if self.jitter else 0)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; `from_dict` reads them back."""

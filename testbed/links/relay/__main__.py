@@ -43,6 +43,7 @@ def main() -> None:
             start[name]["line_limit_bytes"],
             partial(write_frame, fd),
             now,
+            seed=f"{start['seed']}/{start['name']}/{name}",
         )
         for name, fd in (("forward", tun_b), ("backward", tun_a))
     }

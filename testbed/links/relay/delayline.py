@@ -1,6 +1,7 @@
 """The delay line of one direction: frames wait here until their logical departure time. No I/O, no clock.
 
-Order is kept whatever the caller does: a frame never leaves before one that was pushed earlier.
+Order is kept whatever the caller does: a frame never leaves before one that was pushed earlier, except
+through `push_early`, which is what overtaking means.
 """
 
 from collections import deque
@@ -15,20 +16,23 @@ OVERHEAD_BYTES = 200
 class DelayLine:
     """`head` is the departure time of the first frame, FOREVER when empty."""
 
-    __slots__ = ("_entries", "_latest", "held_bytes", "limit_bytes")
+    __slots__ = ("_early", "_entries", "_latest", "held_bytes", "limit_bytes")
 
     def __init__(self, limit_bytes: int) -> None:
         self._entries: deque[tuple[int, Frame, int]] = deque()
+        self._early: deque[tuple[int, Frame, int]] = deque()  # those that overtake, in their own order
         self._latest = 0
         self.limit_bytes = limit_bytes  # of memory
         self.held_bytes = 0
 
     @property
     def head(self) -> int:
+        if self._early:
+            return min(self._early[0][0], self._entries[0][0] if self._entries else FOREVER)
         return self._entries[0][0] if self._entries else FOREVER
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._entries) + len(self._early)
 
     def push(self, at: int, frame: Frame, frame_bytes: int) -> bool:
         """Keep `frame` until `at`; False when the line holds as much memory as it may."""
@@ -43,8 +47,18 @@ class DelayLine:
         self._entries.append((at, frame, size))
         return True
 
+    def push_early(self, at: int, frame: Frame, frame_bytes: int) -> bool:
+        """Like `push`, but this frame may leave before earlier ones. Rising `at` among such frames."""
+        size = frame_bytes + OVERHEAD_BYTES
+        if self.held_bytes + size > self.limit_bytes:
+            return False
+        self.held_bytes += size
+        self._early.append((at, frame, size))
+        return True
+
     def pop(self) -> tuple[int, Frame]:
         """The first frame and its departure time."""
-        at, frame, size = self._entries.popleft()
+        entries = self._early if self._early and self._early[0][0] <= self.head else self._entries
+        at, frame, size = entries.popleft()
         self.held_bytes -= size
         return at, frame

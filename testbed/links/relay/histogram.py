@@ -19,14 +19,15 @@ class Histogram:
 
     def add(self, value_ns: int) -> None:
         if value_ns < _SUB:
-            self._counts[value_ns if value_ns > 0 else 0] += 1
+            value_ns = max(0, value_ns)
+            self._counts[value_ns] += 1
         else:
             octave = value_ns.bit_length() - 1 - _SUB_BITS
             self._counts[(octave << _SUB_BITS) + (value_ns >> octave)] += 1
-            self.total_ns += value_ns
-            if value_ns > self.max_ns:
-                self.max_ns = value_ns
         self.count += 1
+        self.total_ns += value_ns
+        if value_ns > self.max_ns:
+            self.max_ns = value_ns
 
     def quantile_ns(self, q: float) -> int:
         """Upper edge of the bucket in which the q-quantile lies, capped at the maximum; 0 when empty."""

@@ -1,4 +1,4 @@
-"""One direction of the link: bottleneck, then the wire's delay, with the counters of both.
+"""One direction of the link: bottleneck, then wire, then the device, with the counters of all.
 
 Owns the order of the stages. Times are passed in and frames are handed to `write`, so that all of it runs
 without a device.
@@ -12,25 +12,29 @@ from testbed.links.relay.bottleneck import FOREVER, Bottleneck
 from testbed.links.relay.delayline import DelayLine
 from testbed.links.relay.histogram import Histogram
 from testbed.links.relay.packet import Frame, Malformed, NotIPv4, Packet
+from testbed.links.relay.wire import Wire
 
 Write = Callable[[Frame], bool]  # False: the device refused it
 
 
 class Lane:
-    def __init__(self, impairment: Impairment, line_limit_bytes: int, write: Write, now: int) -> None:
+    """`seed` names the random decisions: the same text and the same packets give the same decisions."""
+
+    def __init__(self, impairment: Impairment, line_limit_bytes: int, write: Write, now: int, seed: str = "") -> None:
         self._write = write
-        self._bottleneck = Bottleneck(self._carry)
         self._line = DelayLine(line_limit_bytes)
+        self._wire = Wire(self._line, seed, impairment, now)
+        self._bottleneck = Bottleneck(self._wire.carry)
         self.lateness = Histogram()
-        self.packets = self.bytes = 0
-        self.ignored_not_ipv4 = self.dropped_malformed = self.dropped_line = self.dropped_write = 0
+        self.ignored_not_ipv4 = self.dropped_malformed = self.dropped_write = 0
         self.configure(impairment, line_limit_bytes, now)
 
     def configure(self, impairment: Impairment, line_limit_bytes: int, now: int) -> None:
         """Change the impairment at `now`. What is in flight keeps its departure time, and order is kept."""
-        self._bottleneck.configure(impairment.rate_bps, impairment.queue_bytes, now)
+        self._bottleneck.advance(now)  # what has left it by now crosses the wire as it was
+        self._wire.configure(impairment, now)
+        self._bottleneck.configure(impairment.rate_bps, impairment.queue_bytes, impairment.codel, now)
         self.impairment = impairment
-        self._delay_ns = impairment.delay_ns
         self._line.limit_bytes = line_limit_bytes
 
     def arrive(self, data: bytes, now: int) -> None:
@@ -48,15 +52,6 @@ class Lane:
             bottleneck.advance(now)
         bottleneck.offer(packet, now)
 
-    def _carry(self, packet: Packet, first: int, last: int, at: int) -> None:
-        """Segments first..last-1 left the bottleneck at `at`."""
-        size = packet.bytes_of(first, last)
-        if self._line.push(at + self._delay_ns, packet.cut(first, last), size):
-            self.packets += last - first
-            self.bytes += size
-        else:
-            self.dropped_line += last - first
-
     def emit(self, now: int, clock: Callable[[], int]) -> int:
         """Write what is due; returns when to come back at the latest (FOREVER: when a packet arrives)."""
         bottleneck, line = self._bottleneck, self._line
@@ -72,7 +67,7 @@ class Lane:
                 bottleneck.advance(now)
         if head == FOREVER:
             # Nothing on the wire: the chunk in service comes next.
-            return bottleneck.finish + self._delay_ns
+            return bottleneck.finish + self._wire.least_delay_ns
         return head
 
     def applied(self) -> dict[str, Any]:
@@ -81,16 +76,22 @@ class Lane:
 
     def counters(self) -> dict[str, int]:
         """Packets are MTU segments, bytes are IP bytes; `packets` counts what went onto the wire."""
+        bottleneck, wire = self._bottleneck, self._wire
         return {
-            "packets": self.packets,
-            "bytes": self.bytes,
-            "dropped_queue": self._bottleneck.dropped,
-            "dropped_unasked": self.dropped_line + self.dropped_write + self.dropped_malformed,
-            "dropped_line": self.dropped_line,
+            "packets": wire.packets,
+            "bytes": wire.bytes,
+            "dropped_queue": bottleneck.dropped_tail + bottleneck.dropped_codel,
+            "dropped_codel": bottleneck.dropped_codel,
+            "lost": wire.lost,
+            "duplicated": wire.duplicated,
+            "corrupted": wire.corrupted,
+            "reordered": wire.reordered,
+            "dropped_unasked": wire.dropped_line + self.dropped_write + self.dropped_malformed,
+            "dropped_line": wire.dropped_line,
             "dropped_write": self.dropped_write,
             "dropped_malformed": self.dropped_malformed,
             "ignored_not_ipv4": self.ignored_not_ipv4,
-            "queued_bytes": self._bottleneck.queued_bytes,
-            "queued_bytes_max": self._bottleneck.queued_bytes_max,
+            "queued_bytes": bottleneck.queued_bytes,
+            "queued_bytes_max": bottleneck.queued_bytes_max,
             "in_flight_frames": len(self._line),
         }

@@ -48,6 +48,9 @@ def line_limit_bytes(asked: Mapping[Name, Impairment], machine_bytes: int) -> di
     Without a rate limit there is no largest amount in flight: the limit is then what the relay could carry
     at 20 Gbit/s, or this direction's share of the memory where that is less (`dropped_line` counts the rest).
     """
+    for name, impairment in asked.items():
+        if impairment.rate_bps is not None and impairment.queue_bytes is None:
+            raise MemoryLimitError(f'{name}: a rate of {impairment.rate_bps} bit/s without a queue; give "queue" bytes')
     budget = int(machine_bytes * SHARE_OF_AVAILABLE)
     limits = {name: in_flight_bytes(impairment) for name, impairment in asked.items()}
     fixed = sum(limits[name] for name, impairment in asked.items() if impairment.rate_bps is not None)

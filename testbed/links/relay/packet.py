@@ -4,6 +4,7 @@ Owns the virtio-net header (struct virtio_net_hdr, linux/virtio_net.h), the coun
 the cutting of a super-packet into smaller ones exactly as the kernel's tcp_gso_segment would. No I/O.
 """
 
+from random import Random
 from struct import Struct
 
 VNET = Struct("<BBHHHH")  # flags, gso_type, hdr_len (a hint), gso_size, csum_start, csum_offset
@@ -15,6 +16,7 @@ GSO_ECN = 0x80
 # Reads must never be cut short: a whole super-packet (64 KiB, gso_max_size) behind its header.
 READ_BYTES = VNET_BYTES + 65536
 
+_UDP_CHECK_AT = 6
 _TCP_CHECK_AT = 16  # of the checksum inside the TCP header; the kernel's csum_offset
 _FIN_PSH = 0x09
 _CWR = 0x80
@@ -136,6 +138,25 @@ class Packet:
         # there, and it contains the length.
         tcp_bytes = _U16.unpack_from(head, VNET_BYTES + 2)[0] - (tcp - VNET_BYTES)
         _U16.pack_into(head, tcp + _TCP_CHECK_AT, pseudo_header_sum(head, tcp_bytes))
+
+
+def corrupted(frame: Frame, random: Random) -> bytes:
+    """One packet (not a super-packet) with one bit flipped after its checksum was finished.
+
+    The IP version is spared: what has another one is no IP packet, and no device would take it.
+    """
+    data = bytearray(frame if isinstance(frame, bytes) else b"".join(frame))
+    flags, _, _, _, csum_start, csum_offset = VNET.unpack_from(data)
+    field = VNET_BYTES + csum_start + csum_offset
+    if flags & NEEDS_CSUM and field + 2 <= len(data):
+        checksum = 0xFFFF ^ ones_sum(data[VNET_BYTES + csum_start :])
+        if checksum == 0 and csum_offset == _UDP_CHECK_AT:
+            checksum = 0xFFFF  # in UDP zero means "none" (RFC 768)
+        _U16.pack_into(data, field, checksum)
+        VNET.pack_into(data, 0, 0, GSO_NONE, 0, 0, 0, 0)
+    bit = random.randrange(4, 8 * (len(data) - VNET_BYTES))
+    data[VNET_BYTES + bit // 8] ^= 0x80 >> bit % 8
+    return bytes(data)
 
 
 def ones_sum(data: bytes | bytearray | memoryview) -> int:

@@ -16,7 +16,7 @@ class Recorder:
     def __init__(self, rate_bps: int | None, queue_bytes: int | None) -> None:
         self.left: list[tuple[Packet, int, int, int]] = []
         self.bottleneck = Bottleneck(lambda *what: self.left.append(what))
-        self.bottleneck.configure(rate_bps, queue_bytes, 0)
+        self.bottleneck.configure(rate_bps, queue_bytes, None, 0)
 
     def offer(self, packet: Packet, now: int) -> None:
         self.bottleneck.advance(now)
@@ -72,7 +72,7 @@ def test_the_queue_holds_its_bytes_and_drops_the_tail() -> None:
     recorder = Recorder(1_000_000, 15_000)
     for _ in range(30):
         recorder.offer(single(), 0)
-    assert recorder.bottleneck.dropped == 20
+    assert recorder.bottleneck.dropped_tail == 20
     assert recorder.bottleneck.queued_bytes == recorder.bottleneck.queued_bytes_max == 15_000
     recorder.drain()
     assert recorder.segments == 10
@@ -82,7 +82,7 @@ def test_the_queue_holds_its_bytes_and_drops_the_tail() -> None:
 def test_a_full_queue_takes_the_segments_of_a_super_packet_that_fit() -> None:
     recorder = Recorder(1_000_000, 15_000)
     recorder.offer(super_packet(44), 0)
-    assert recorder.bottleneck.dropped == 34
+    assert recorder.bottleneck.dropped_tail == 34
     recorder.drain()
     assert recorder.segments == 10
 
@@ -92,9 +92,9 @@ def test_room_grows_as_the_head_is_serialized() -> None:
     recorder.offer(single(), 0)
     recorder.offer(single(), 0)
     recorder.offer(single(750), MS // 4)
-    assert recorder.bottleneck.dropped == 1
+    assert recorder.bottleneck.dropped_tail == 1
     recorder.offer(single(750), MS // 2)
-    assert recorder.bottleneck.dropped == 1
+    assert recorder.bottleneck.dropped_tail == 1
 
 
 def test_an_idle_link_carries_a_packet_larger_than_its_queue() -> None:
@@ -121,7 +121,7 @@ def test_a_new_rate_applies_to_the_rest_of_what_is_queued_and_loses_nothing() ->
     recorder = Recorder(1_200_000, 100_000)  # 10 ms a packet
     for _ in range(3):
         recorder.offer(single(), 0)
-    recorder.bottleneck.configure(12_000_000, 100_000, 15 * MS)  # half of the second is left: 0.5 ms
+    recorder.bottleneck.configure(12_000_000, 100_000, None, 15 * MS)  # half of the second is left: 0.5 ms
     recorder.drain()
     assert recorder.times == [10 * MS, 15_500_000, 16_500_000]
 
@@ -131,7 +131,7 @@ def test_without_a_limit_any_more_the_queue_leaves_at_once_in_order() -> None:
     offered = [single(), super_packet(5), single(100)]
     for packet in offered:
         recorder.offer(packet, 0)
-    recorder.bottleneck.configure(None, None, MS)
+    recorder.bottleneck.configure(None, None, None, MS)
     assert [packet for packet, *_ in recorder.left] == offered
     assert recorder.segments == 7
     assert set(recorder.times) == {MS}
@@ -142,10 +142,10 @@ def test_a_smaller_queue_keeps_what_is_already_there() -> None:
     recorder = Recorder(1_200_000, 100_000)
     for _ in range(10):
         recorder.offer(single(), 0)
-    recorder.bottleneck.configure(1_200_000, 3_000, MS)
+    recorder.bottleneck.configure(1_200_000, 3_000, None, MS)
     recorder.offer(single(), MS)
     recorder.drain()
-    assert (recorder.segments, recorder.bottleneck.dropped) == (10, 1)
+    assert (recorder.segments, recorder.bottleneck.dropped_tail) == (10, 1)
 
 
 @given(
@@ -161,7 +161,7 @@ def test_segments_are_conserved_and_leave_in_order(arrivals: list[tuple[int, int
         offered += segments
         recorder.offer(super_packet(segments) if segments > 1 else single(), now)
     recorder.drain()
-    assert recorder.segments + recorder.bottleneck.dropped == offered
+    assert recorder.segments + recorder.bottleneck.dropped_tail == offered
     assert recorder.times == sorted(recorder.times)
     assert recorder.bottleneck.queued_bytes == 0
     assert recorder.bottleneck.queued_bytes_max <= max(queue, 1500)

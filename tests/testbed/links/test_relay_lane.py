@@ -12,11 +12,11 @@ MS = 1_000_000
 class Wire:
     """A lane with a clock that stands still between calls, and the frames it wrote: (time, bytes)."""
 
-    def __init__(self, impairment: Impairment, limit_bytes: int = 1 << 30) -> None:
+    def __init__(self, impairment: Impairment, limit_bytes: int = 1 << 30, seed: str = "") -> None:
         self.now = 0
         self.written: list[tuple[int, bytes]] = []
         self.accepts = True
-        self.lane = Lane(impairment, limit_bytes, self._write, 0)
+        self.lane = Lane(impairment, limit_bytes, self._write, 0, seed)
 
     def _write(self, frame: Frame) -> bool:
         self.written.append((self.now, frame if isinstance(frame, bytes) else b"".join(frame)))
