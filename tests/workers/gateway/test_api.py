@@ -1,0 +1,258 @@
+"""The HTTP interface over a real cluster in this process: OpenAI's shapes for answers, and for every bad request."""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.workers.serving import SlowWan, prompt_of, run
+from workers.engine import Sampling, generate
+from workers.models import LoadedModel
+
+
+@pytest.fixture(scope="module")
+def lab(tiny: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator["Served"]:
+    with asyncio.Runner() as runner:
+        served = Served(runner, SlowWan(tiny, tmp_path_factory.mktemp("api"), None))
+        runner.run(served.wan.__aenter__())
+        yield served
+        runner.run(served.wan.check_released())
+        runner.run(served.wan.__aexit__())
+
+
+class Served:
+    """One cluster for all tests of this file, driven synchronously."""
+
+    def __init__(self, runner: asyncio.Runner, wan: SlowWan) -> None:
+        self._runner = runner
+        self.wan = wan
+
+    def post(self, path: str, body: Any, raw: bytes | None = None) -> httpx.Response:
+        content = json.dumps(body).encode() if raw is None else raw
+        return self._runner.run(self.wan.http.post(path, content=content))
+
+    def get(self, path: str) -> httpx.Response:
+        return self._runner.run(self.wan.http.get(path))
+
+    def wait_for(self, condition: Callable[[], bool], what: str) -> None:
+        for _ in range(100):
+            if condition():
+                return
+            self._runner.run(asyncio.sleep(0.03))
+        pytest.fail(what)
+
+    def events(self, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+        """The chunks of a streamed answer; asserts the stream's form and its end."""
+        response = self.post(path, {**body, "stream": True})
+        assert response.status_code == 200, response.text
+        assert response.headers["content-type"].startswith("text/event-stream")
+        *events, done, rest = response.text.split("\n\n")
+        assert (done, rest) == ("data: [DONE]", "")
+        return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+PROMPT = prompt_of(40)
+
+
+def test_a_completion_streams_text_and_says_who_made_each_token(tiny: LoadedModel, lab: Served) -> None:
+    expected = generate(tiny, PROMPT, Sampling(max_tokens=30))
+    chunks = lab.events("/v1/completions", {"prompt": PROMPT, "max_tokens": 30, "temperature": 0})
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == tiny.tokenizer.decode(expected)
+    assert [token for chunk in chunks for token in chunk["pdd"]["token_ids"]] == expected
+    assert chunks[0]["pdd"]["instance"] == "rld0"
+    assert chunks[0]["pdd"]["position"] == 40
+    assert chunks[-1]["pdd"]["instance"] == "md0"
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
+    record = chunks[-1]["pdd"]["record"]
+    assert {row["name"] for row in record["pdd_spans"]} >= {"prefill", "fabric-transfer", "wan-transfer", "main-decode"}
+    assert all("record" not in chunk["pdd"] for chunk in chunks[:-1])
+
+
+def test_a_chat_streams_deltas_with_the_role_first_and_usage_last(tiny: LoadedModel, lab: Served) -> None:
+    messages = [{"role": "user", "content": [{"type": "text", "text": "Hello"}, {"type": "text", "text": "!"}]}]
+    ids = tiny.tokenizer.apply_chat_template([{"role": "user", "content": "Hello!"}])
+    expected = tiny.tokenizer.decode(generate(tiny, ids, Sampling(max_tokens=20)))
+    body = {"messages": messages, "max_completion_tokens": 20, "temperature": 0}
+    chunks = lab.events("/v1/chat/completions", {**body, "stream_options": {"include_usage": True}})
+    *chunks, counts = chunks
+    assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
+    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == expected
+    assert counts["choices"] == []
+    assert counts["usage"] == {
+        "prompt_tokens": len(ids),
+        "completion_tokens": 20,
+        "total_tokens": len(ids) + 20,
+    }
+    whole = lab.post("/v1/chat/completions", body).json()
+    assert whole["choices"][0]["message"] == {"role": "assistant", "content": expected, "refusal": None}
+    assert whole["usage"] == counts["usage"]
+    assert whole["object"] == "chat.completion"
+
+
+def test_a_stop_string_ends_the_answer_before_it_and_the_workers_stop(tiny: LoadedModel, lab: Served) -> None:
+    text = tiny.tokenizer.decode(generate(tiny, PROMPT, Sampling(max_tokens=60)))
+    stop = text[30:33]
+    body = {"prompt": PROMPT, "max_tokens": 3000, "temperature": 0, "stop": stop, "ignore_eos": True}
+    whole = lab.post("/v1/completions", body).json()
+    assert whole["choices"][0]["text"] == text[: text.index(stop)]
+    assert whole["choices"][0]["finish_reason"] == "stop"
+    chunks = lab.events("/v1/completions", body)
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == text[: text.index(stop)]
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+    assert whole["pdd"]["record"]["success"] is True
+
+
+def test_stop_token_ids_end_the_answer(tiny: LoadedModel, lab: Served) -> None:
+    expected = generate(tiny, PROMPT, Sampling(max_tokens=60))
+    whole = lab.post(
+        "/v1/completions", {"prompt": PROMPT, "max_tokens": 60, "temperature": 0, "stop_token_ids": [expected[20]]}
+    ).json()
+    assert whole["pdd"]["token_ids"] == expected[: expected.index(expected[20]) + 1]
+    assert whole["choices"][0]["finish_reason"] == "stop"
+
+
+def test_models_and_health_and_metrics(lab: Served) -> None:
+    models = lab.get("/v1/models").json()
+    assert [model["id"] for model in models["data"]] == ["tiny"]
+    assert lab.get("/v1/models/tiny").json()["id"] == "tiny"
+    assert lab.get("/v1/models/nope").status_code == 404
+    assert lab.get("/health").json() == {"status": "ok", "pipeline": "p-rld-md", "workers": ["p0", "rld0", "md0"]}
+    assert 'pddbed_worker_up{instance="md0"} 1' in lab.get("/metrics").text
+    kv = 'pddbed_wire_bytes_total{instance="p0",peer="md0",direction="sent",class="kv"}'
+    lab.wait_for(lambda: kv in lab.get("/metrics").text, "prefill's next status, a second later at most")
+
+
+BAD = [
+    ("not-json", b"{", 400, None),
+    ("nothing", b"", 400, None),
+    ("invalid-utf8", b'{"prompt": "\xff"}', 400, None),
+    ("lone-surrogate", b'{"prompt": "\\ud800"}', 400, None),
+    ("nan", b'{"prompt": "x", "temperature": NaN}', 400, None),
+    ("deep", b"[" * 100_000, 400, None),
+    ("not-an-object", b"[1]", 400, None),
+    ("no-prompt", b"{}", 400, "prompt"),
+    ("empty-prompt", b'{"prompt": []}', 400, "prompt"),
+    ("several-prompts", b'{"prompt": ["a", "b"]}', 400, "prompt"),
+    ("mixed-prompt", b'{"prompt": [1, "b"]}', 400, "prompt.1"),
+    ("token-outside", b'{"prompt": [99999]}', 400, "prompt"),
+    ("token-negative", b'{"prompt": [-1]}', 400, "prompt"),
+    ("token-huge", b'{"prompt": [1e40]}', 400, "prompt.0"),
+    ("over-long", b'{"prompt": "' + b"x" * 5000 + b'"}', 400, "prompt"),
+    ("too-many-tokens", b'{"prompt": "x", "max_tokens": 5000}', 400, "max_tokens"),
+    ("no-tokens", b'{"prompt": "x", "max_tokens": 0}', 400, "max_tokens"),
+    ("negative-tokens", b'{"prompt": "x", "max_tokens": -3}', 400, "max_tokens"),
+    ("fractional-tokens", b'{"prompt": "x", "max_tokens": 2.5}', 400, "max_tokens"),
+    ("huge-tokens", b'{"prompt": "x", "max_tokens": 99999999999999999999}', 400, "max_tokens"),
+    ("unknown-model", b'{"prompt": "x", "model": "gpt-5"}', 404, "model"),
+    ("negative-temperature", b'{"prompt": "x", "temperature": -1}', 400, "temperature"),
+    ("absurd-temperature", b'{"prompt": "x", "temperature": 1e300}', 400, "temperature"),
+    ("zero-top-p", b'{"prompt": "x", "top_p": 0}', 400, "top_p"),
+    ("empty-stop", b'{"prompt": "x", "stop": ""}', 400, "stop"),
+    ("stop-number", b'{"prompt": "x", "stop": 5}', 400, "stop"),
+    ("stream-word", b'{"prompt": "x", "stream": "yes"}', 400, "stream"),
+    ("two-answers", b'{"prompt": "x", "n": 2}', 400, "n"),
+    ("logprobs", b'{"prompt": "x", "logprobs": 1}', 400, "logprobs"),
+    ("penalty", b'{"prompt": "x", "presence_penalty": 0.5}', 400, "presence_penalty"),
+    ("bias", b'{"prompt": "x", "logit_bias": {"5": 100}}', 400, "logit_bias"),
+    ("top-k", b'{"prompt": "x", "top_k": 40}', 400, "top_k"),
+    ("unknown", b'{"prompt": "x", "beam_with": 4}', 400, "beam_with"),
+    ("seed-text", b'{"prompt": "x", "seed": "1"}', 400, "seed"),
+]
+
+
+@pytest.mark.parametrize(("body", "status", "param"), [case[1:] for case in BAD], ids=[case[0] for case in BAD])
+def test_a_bad_request_gets_openais_error_and_names_its_field(
+    lab: Served, body: bytes, status: int, param: str | None
+) -> None:
+    response = lab.post("/v1/completions", None, raw=body)
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == param
+    assert error["message"]
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([], "messages"),
+        ("hello", "messages"),
+        ([{"role": "user"}], "messages.0.content"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], "messages.0.content"),
+        ([{"content": "x"}], "messages.0.role"),
+    ],
+)
+def test_bad_messages_are_refused_with_their_place(lab: Served, messages: Any, param: str) -> None:
+    response = lab.post("/v1/chat/completions", {"messages": messages})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param
+
+
+def test_fields_at_their_neutral_values_are_accepted_as_load_generators_send_them(lab: Served) -> None:
+    body = {
+        "model": "tiny",
+        "prompt": "hello",
+        "max_tokens": 3,
+        "temperature": 0.0,
+        "repetition_penalty": 1.0,
+        "logprobs": None,
+        "n": 1,
+        "best_of": 1,
+        "presence_penalty": 0,
+        "frequency_penalty": 0.0,
+        "top_k": -1,
+        "user": "someone",
+        "ignore_eos": True,
+    }
+    assert lab.post("/v1/completions", body).json()["usage"]["completion_tokens"] == 3
+
+
+def test_a_body_beyond_the_limit_is_refused_unread(lab: Served) -> None:
+    assert lab.post("/v1/completions", None, raw=b'{"prompt": "' + b"x" * (17 << 20)).status_code == 413
+
+
+def test_wrong_paths_and_methods_get_the_error_shape(lab: Served) -> None:
+    assert lab.get("/v1/nope").json()["error"]["message"] == "GET /v1/nope: Not Found"
+    assert lab.get("/v1/completions").status_code == 405
+    assert "error" in lab.get("/v1/completions").json()
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+fields = st.sampled_from(
+    ["prompt", "max_tokens", "temperature", "top_p", "seed", "stop", "stream_options", "n", "ignore_eos", "logit_bias"]
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.dictionaries(fields, json_values, max_size=4), st.binary(max_size=50))
+def test_no_body_breaks_the_gateway(lab: Served, changes: dict[str, Any], raw: bytes) -> None:
+    response = lab.post("/v1/completions", {"prompt": "x", "max_tokens": 2, **changes})
+    assert response.status_code in (200, 400), response.text
+    assert lab.post("/v1/completions", None, raw=raw).status_code == 400
+
+
+def test_without_a_complete_pipeline_the_answer_is_503_and_says_what_is_missing(
+    tiny: LoadedModel, tmp_path: Path
+) -> None:
+    async def test() -> None:
+        async with SlowWan(tiny, tmp_path, None) as wan:
+            await wan.cluster.hosts["md0"].close()
+            await asyncio.sleep(0.1)
+            response = await wan.http.post("/v1/completions", json={"prompt": "x"})
+            assert response.status_code == 503
+            assert response.json()["error"]["code"] == "no_worker"
+            assert "main-decode" in response.json()["error"]["message"]
+            health = await wan.http.get("/health")
+            assert (health.status_code, health.json()["status"]) == (503, "unavailable")
+
+    run(test())
