@@ -26,6 +26,7 @@ COMMANDS: dict[str, dict[str, str]] = {
     },
     "WAN": {
         "wan": "testbed.cli.wan:wan",
+        "verify": "testbed.cli.verify:verify",
     },
     "Serving": {
         "ask": "testbed.cli.ask:ask",

@@ -34,6 +34,7 @@ def _parse_api(_ctx: click.Context, _param: click.Parameter, value: str | None) 
 )
 @click.option("--no-workers", is_flag=True, help="Build the network only.")
 @click.option("--api", callback=_parse_api, metavar="HOST:PORT|auto", help="Where the gateway listens on this machine.")
+@click.option("--verify/--no-verify", default=True, help="Measure each link's delay and rate at the end.")
 @click.option("--foreground", is_flag=True, help="Stay until Ctrl-C, then take the lab down.")
 @json_option
 @sentences
@@ -43,6 +44,7 @@ def up(
     wan_driver: str,
     no_workers: bool,
     api: tuple[str, int] | None,
+    verify: bool,
     foreground: bool,
     as_json: bool,
 ) -> None:
@@ -64,6 +66,7 @@ def up(
     options = UpOptions(
         driver=readiness.driver,
         with_workers=not no_workers,
+        verify=verify,
         api=(api or (plan.api_address, plan.api_port)) if serves else None,
     )
     began = time.monotonic()
@@ -95,12 +98,32 @@ def _summary(state: dict[str, Any], seconds: float) -> None:
     click.echo(
         f'lab "{state["name"]}" is up after {seconds:.1f} s: {state["hosts"]} hosts, WAN driver {state["driver"]}'
     )
-    for link in state.get("measured", []):
-        click.echo(f"  {link['name']}: {link['rtt_ms']:.2f} ms round trip measured, {link['asked_rtt_ms']:g} ms asked")
+    _links(state)
     if state["api"]:
         click.echo(f"  OpenAI API at {state['api']}/v1 (model {state['model']})")
         click.echo('  try: pddbed ask "Why is the sky blue?"')
     click.echo(f"  end it with: {'sudo ' if os.environ.get('SUDO_USER') else ''}pddbed down {state['name']}")
+
+
+def _links(state: dict[str, Any]) -> None:
+    """A line per direction: what the quick verification measured; or the round trip, where there was none."""
+    from testbed.cli.verify import shown
+
+    verified = state["verified"]
+    if verified is None:
+        for link in state["measured"]:
+            click.echo(f"  {link['name']}: round trip {link['rtt_ms']:.2f} ms, asked {link['asked_rtt_ms']:g} ms")
+        return
+    for link in verified["links"]:
+        for direction, figures in link["directions"].items():
+            words = [
+                f"{f['figure']} {shown(f['measured'], f['unit'])} (asked {shown(f['asked'], f['unit'])})"
+                for f in figures
+            ]
+            failed = "" if all(figure["ok"] for figure in figures) else click.style("  OUT OF TOLERANCE", fg="red")
+            click.echo(f"  {link['name']} {direction}: {', '.join(words)}{failed}")
+    for reason in verified["reasons"]:
+        click.secho(f"  not to be trusted: {reason}", fg="red")
 
 
 class _Progress:

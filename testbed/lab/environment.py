@@ -6,6 +6,7 @@ This is the whole interface between the lab and whatever runs inside it; docs/en
 import json
 from typing import Any
 
+from testbed.topology.names import resolvable_name
 from testbed.topology.plan import HostPlan, LabPlan
 
 
@@ -48,9 +49,14 @@ def host_environment(plan: LabPlan, host: HostPlan, secret: str, records: str) -
     }
 
 
+def _names(host: HostPlan) -> list[str]:
+    """As typed, and as the resolver accepts it where the two differ (a colon, say)."""
+    return [host.name, resolvable_name(host.name)]
+
+
 def hosts_file(plan: LabPlan) -> str:
     """/etc/hosts of the lab: every host and router by name."""
     lines = ["127.0.0.1 localhost"]
-    lines += [f"{host.address.ip} {host.name}" for host in plan.hosts]
+    lines += [f"{host.address.ip} {' '.join(dict.fromkeys(_names(host)))}" for host in plan.hosts]
     lines += [f"{datacenter.router_address.ip} router.{datacenter.name}" for datacenter in plan.datacenters]
     return "\n".join(lines) + "\n"

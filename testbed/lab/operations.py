@@ -16,6 +16,7 @@ from testbed.lab.endpoints import endpoints
 from testbed.lab.network import Network
 from testbed.lab.processes import HostProcesses
 from testbed.lab.record import Record
+from testbed.lab.verification import Verification
 from testbed.lab.wan import WanControl
 from testbed.topology.plan import LabPlan
 
@@ -29,6 +30,7 @@ class RunningLab:
     network: Network
     processes: HostProcesses
     wan: WanControl
+    verification: Verification
     measured_rtt_ns: dict[str, int]  # per WAN link, when the lab came up
     began: float = field(default_factory=time.monotonic)
     stop: threading.Event = field(default_factory=threading.Event)
@@ -84,11 +86,16 @@ def _wan_reset(lab: RunningLab, request: dict[str, Any]) -> Reply:
     return {"links": [lab.wan.reset(name) for name in names]}, []
 
 
+def _verify(lab: RunningLab, request: dict[str, Any]) -> Reply:
+    return lab.verification.run(request["quick"]), []
+
+
 OPERATIONS: dict[str, Callable[[RunningLab, dict[str, Any]], Reply]] = {
     "status": _status,
     "enter": _enter,
     "endpoints": _endpoints,
     "down": _down,
+    "verify": _verify,
     "wan-show": _wan_show,
     "wan-set": _wan_set,
     "wan-reset": _wan_reset,

@@ -55,7 +55,8 @@ def wait_until_reachable(paths: list[Path], patience_s: float = 10.0, interval_s
 
 
 def _ping(paths: list[Path], sockets: dict[str, socket.socket], patience_s: float, interval_s: float) -> dict[str, int]:
-    identifier = os.getpid() & 0xFFFF
+    # A raw socket sees every ICMP packet of its namespace, so each path has an identifier of its own.
+    identifiers = {path.name: (os.getpid() + number) & 0xFFFF for number, path in enumerate(paths)}
     best: dict[str, int] = {}
     next_send = dict.fromkeys((path.name for path in paths), 0.0)
     deadline = time.monotonic() + patience_s + 4 * max((path.rtt_ns for path in paths), default=0) / 1e9
@@ -71,11 +72,11 @@ def _ping(paths: list[Path], sockets: dict[str, socket.socket], patience_s: floa
             sequence = (sequence + 1) & 0xFFFF
             next_send[path.name] = now + max(interval_s, path.rtt_ns / 1e9)
             try:
-                sockets[path.name].sendto(_echo(identifier, sequence), (path.destination, 0))
+                sockets[path.name].sendto(_echo(identifiers[path.name], sequence), (path.destination, 0))
             except OSError:  # the route is not up yet
                 continue
         for path in paths:
-            rtt_ns = _answer(sockets[path.name], identifier)
+            rtt_ns = _answer(sockets[path.name], identifiers[path.name])
             if rtt_ns is not None:
                 best[path.name] = min(rtt_ns, best.get(path.name, rtt_ns))
         time.sleep(0.002)

@@ -27,6 +27,7 @@ class UpOptions:
 
     driver: str
     with_workers: bool
+    verify: bool
     api: tuple[str, int] | None
 
 
@@ -56,7 +57,7 @@ def up(plan: LabPlan, options: UpOptions, on_event: Callable[[dict[str, Any]], N
         api, published = _open_sockets(plan, options)
         record = create_record(root, plan.name)
         write_hosts_file(plan, record)
-        settings = Settings(options.driver, options.with_workers, api, published, started)
+        settings = Settings(options.driver, options.with_workers, api, published, options.verify, started)
         listening = [entry[0] for entries in published.values() for entry in entries] + ([api] if api else [])
         keep = tuple(listener.fileno() for listener in listening)
         guardian = sandbox.start(record, Supervisor(plan, record, settings).run, tether, started, keep)

@@ -20,6 +20,7 @@ from testbed.lab.environment import hosts_file
 from testbed.lab.processes import HostProcesses, StartError
 from testbed.lab.publish import publish
 from testbed.lab.record import Record
+from testbed.lab.verification import Verification
 from testbed.lab.wan import WanControl
 from testbed.links.base import LinkError
 from testbed.netns import netlink_in
@@ -36,6 +37,7 @@ class Settings:
     with_workers: bool
     api: socket.socket | None  # listening, opened on the machine, for the gateway
     published: Mapping[str, Sequence[tuple[socket.socket, int]]]  # host -> (listening socket, port in the host)
+    verify: bool  # take the floor and run the quick verification
     started_fd: int  # where progress and the outcome are reported, one JSON object a line
 
 
@@ -81,6 +83,11 @@ class Supervisor:
         control = WanControl(plan, network.links)
         self._step("waiting until every path forwards")
         measured = reachability.wait_until_reachable(_paths(plan, network))
+        verification = Verification(plan, network, control)
+        if self._settings.verify:
+            self._step("verifying the links")
+            verification.measure_floor()
+            verification.run(quick=True)
         if self._settings.with_workers:
             api_fd = self._settings.api.fileno() if self._settings.api else None
             processes.start(network.pid_of, api_fd, self._step, WORKER_PATIENCE_S)
@@ -91,7 +98,9 @@ class Supervisor:
         if self._settings.api:
             # The gateway holds it; without a gateway connections are to be refused, not left waiting.
             self._settings.api.close()
-        return operations.RunningLab(plan, self._record, network, processes, control, measured, self._began)
+        return operations.RunningLab(
+            plan, self._record, network, processes, control, verification, measured, self._began
+        )
 
     def _state(self, lab: operations.RunningLab) -> dict[str, Any]:
         """What everybody may know without asking the lab: no secret in it."""
@@ -104,6 +113,7 @@ class Supervisor:
             "workers": self._settings.with_workers,
             "started": time.time(),
             "hosts": len(self._plan.hosts),
+            "verified": lab.verification.last,
             "measured": [
                 {"name": wan.name, "asked_rtt_ms": wan.rtt_ns / 1e6, "rtt_ms": lab.measured_rtt_ns[wan.name] / 1e6}
                 for wan in self._plan.wans

@@ -11,7 +11,7 @@ from testbed.impairment import bdp_bytes
 from testbed.netns import network_namespace_of
 from testbed.topology.plan import RoutePlan, WanPlan
 
-MIN_TCP_BUFFER = 6 * 1024 * 1024  # Linux's own default maximum
+MIN_TCP_BUFFER = 64 * 1024 * 1024  # room for a link that `wan set` makes faster or longer; the kernel grows into it
 MAX_TCP_BUFFER = 2**31 - 1  # tcp_rmem and tcp_wmem are ints
 UNLIMITED_RATE_BPS = 10_000_000_000  # what buffers are sized for on a link without a rate limit
 

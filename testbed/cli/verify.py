@@ -1,0 +1,77 @@
+"""`pddbed verify`: measure every WAN link of a running lab against its file."""
+
+import sys
+from typing import Any
+
+import click
+
+from testbed.cli.options import json_option, lab_option, print_json, sentences
+
+# Warming TCP over the longest round trip, 20,000 loss probes and the trains, for several links.
+PATIENCE_S = 900.0
+
+
+@click.command()
+@lab_option
+@click.option("--quick", is_flag=True, help="Delay and rate only, as at the end of `up`.")
+@json_option
+@sentences
+def verify(lab: str | None, quick: bool, as_json: bool) -> None:
+    """Measure delay, jitter, rate, loss and queue of every link, both ways. Status 1 outside tolerance."""
+    from testbed.lab.control import ask_lab
+    from testbed.lab.record import find_record
+
+    record = find_record(lab)
+    if as_json:
+        result, _ = ask_lab(record, {"op": "verify", "quick": quick}, PATIENCE_S)
+        print_json(result)
+    else:
+        from rich.console import Console
+
+        with Console(stderr=True).status("measuring every link"):
+            result, _ = ask_lab(record, {"op": "verify", "quick": quick}, PATIENCE_S)
+        _print(result)
+    sys.exit(0 if result["ok"] and result["faithful"] else 1)
+
+
+def _print(result: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for title in ("LINK", "DIRECTION", "FIGURE", "ASKED", "MEASURED", "VERDICT", "NOTE"):
+        table.add_column(title, overflow="fold")
+    for link in result["links"]:
+        for direction, figures in link["directions"].items():
+            for figure in figures:
+                verdict = "[green]ok[/]" if figure["ok"] else "[red]FAILED[/]"
+                table.add_row(
+                    link["name"],
+                    direction,
+                    figure["figure"],
+                    shown(figure["asked"], figure["unit"]),
+                    shown(figure["measured"], figure["unit"]),
+                    verdict if figure["judged"] else "[dim]reported[/]",
+                    figure["note"],
+                )
+    console = Console(highlight=False)
+    console.print(table)
+    for reason in result["reasons"]:
+        console.print(f"[red]unfaithful[/]: {reason}")
+    if result["ok"] and result["faithful"]:
+        console.print("every link does what it is asked to do")
+
+
+def shown(value: float | None, unit: str) -> str:
+    """A base-unit value for people."""
+    if value is None:
+        return "-"
+    match unit:
+        case "ns":
+            return f"{value / 1e6:.3f} ms"
+        case "bit/s":
+            return f"{value / 1e6:.1f} mbit" if value < 1e9 else f"{value / 1e9:.3f} gbit"
+        case "share":
+            return f"{value:.3%}"
+        case _:
+            return f"{value / 2**20:.2f} MiB" if value >= 2**20 else f"{value:.0f} B"

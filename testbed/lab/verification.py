@@ -1,0 +1,110 @@
+"""Verifying the links of a running lab, and whether what it measured can be trusted.
+
+Owns the floor (delay without impairment, taken once when the lab comes up) and the reasons that make a run
+unfaithful. The measuring itself is `testbed.verify`'s, in a process of its own.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import psutil
+
+from testbed.impairment import Impairment
+from testbed.lab.endpoints import endpoints
+from testbed.lab.network import Network
+from testbed.lab.wan import WanControl
+from testbed.links.base import DIRECTIONS
+from testbed.topology.plan import LabPlan
+
+LATEST_P99_NS = 1_000_000
+BUSIEST_RELAY = 0.9
+MOST_STOLEN = 0.05  # share of CPU time that the hypervisor gave to somebody else
+
+
+class VerificationError(Exception):
+    """The measuring process failed; the message carries what it said."""
+
+
+class Verification:
+    """Measures the links of one lab."""
+
+    def __init__(self, plan: LabPlan, network: Network, wan: WanControl) -> None:
+        self._plan = plan
+        self._network = network
+        self._wan = wan
+        self._floor: dict[str, dict[str, float]] = {}
+        self.last: dict[str, Any] | None = None
+        self._cpu_before = psutil.cpu_times()
+
+    def measure_floor(self) -> None:
+        """Take every impairment away for a moment, measure the bare path, put them back. Call before traffic."""
+        for wan in self._plan.wans:
+            for direction in DIRECTIONS:
+                self._wan.apply(wan.name, direction, Impairment())
+        try:
+            self._floor = self._run("floor", quick=True)["floors"]
+        finally:
+            for wan in self._plan.wans:
+                self._wan.reset(wan.name)
+
+    def run(self, quick: bool) -> dict[str, Any]:
+        """Measure every link as it is asked to be now: `links`, `ok`, `faithful`, `reasons`."""
+        result = self._run("verify", quick)
+        reasons = self.unfaithful_reasons()
+        result["ok"] = all(link["ok"] for link in result["links"])
+        result["quick"] = quick
+        result["faithful"] = not reasons
+        result["reasons"] = reasons
+        self.last = result
+        return result
+
+    def unfaithful_reasons(self) -> list[str]:
+        """Why figures measured in this lab so far are not to be trusted; empty when they are."""
+        reasons = []
+        for name, link in self._network.links.items():
+            for direction, counters in link.counters().items():
+                if counters["dropped_unasked"]:
+                    reasons.append(f'wan "{name}" {direction}: {counters["dropped_unasked"]} packets dropped unasked')
+            lateness = getattr(link, "lateness", None)
+            if lateness is not None:
+                reasons += _relay_reasons(name, lateness(), link.health())  # type: ignore[attr-defined]
+        return reasons + self._cpu_reasons()
+
+    def _cpu_reasons(self) -> list[str]:
+        now = psutil.cpu_times()
+        total = sum(now) - sum(self._cpu_before)
+        stolen = getattr(now, "steal", 0.0) - getattr(self._cpu_before, "steal", 0.0)
+        if total > 0 and stolen / total > MOST_STOLEN:
+            return [f"the hypervisor took {stolen / total:.0%} of this machine's CPU time"]
+        return []
+
+    def _run(self, what: str, quick: bool) -> dict[str, Any]:
+        request = {"what": what, "quick": quick, "links": [self._target(wan.name, wan.mtu) for wan in self._plan.wans]}
+        command = [sys.executable, "-m", "testbed.verify"]
+        process = subprocess.run(command, input=json.dumps(request), capture_output=True, text=True, check=False)
+        if process.returncode != 0:
+            said = process.stderr.strip().splitlines()[-1:] or [f"status {process.returncode}"]
+            raise VerificationError(f"measuring the links failed: {said[0]}")
+        result: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
+        return result
+
+    def _target(self, name: str, mtu: int) -> dict[str, Any]:
+        ends = endpoints(self._plan, self._network, name)
+        return {
+            "name": name,
+            "ends": [{"pid": end.pid, "address": str(end.address)} for end in ends],
+            "mtu": mtu,
+            "asked": {way: self._wan.asked(name, way).to_dict() for way in DIRECTIONS},
+            "floor_ns": self._floor.get(name, dict.fromkeys(DIRECTIONS, 0.0)),
+        }
+
+
+def _relay_reasons(name: str, lateness: dict[str, dict[str, Any]], health: dict[str, Any]) -> Iterable[str]:
+    for direction, histogram in lateness.items():
+        if histogram["count"] and histogram["p99_ns"] > LATEST_P99_NS:
+            yield f'wan "{name}" {direction}: the relay was late, p99 {histogram["p99_ns"] / 1e6:.1f} ms (limit 1 ms)'
+    if health["busy_max"] > BUSIEST_RELAY:
+        yield f'wan "{name}": the relay was {health["busy_max"]:.0%} busy (limit {BUSIEST_RELAY:.0%})'

@@ -1,0 +1,88 @@
+"""Whether a measured link is what it was asked to be. Pure; tolerances are DESIGN 6's.
+
+Owns the tolerances and the intervals. A figure that was not measured is not judged, and says so.
+"""
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+DELAY_TOLERANCE_NS = 300_000
+DELAY_TOLERANCE_SHARE = 0.01
+RATE_TOLERANCE_SHARE = 0.02
+QUEUE_TOLERANCE_SHARE = 0.10
+Z_99 = 2.5758  # two-sided 99 % of the normal distribution
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One figure: what was asked, what was measured, the interval that would do, whether it did. Base units."""
+
+    figure: str
+    unit: str
+    asked: float | None
+    measured: float | None
+    low: float | None
+    high: float | None
+    note: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """True also where nothing is judged."""
+        if self.measured is None or self.low is None or self.high is None:
+            return True
+        return self.low <= self.measured <= self.high
+
+    @property
+    def judged(self) -> bool:
+        return self.measured is not None and self.low is not None
+
+
+def judge_delay(asked_ns: int, median_ns: float, floor_ns: float) -> Verdict:
+    """Median one-way delay, less the floor that was there without any impairment."""
+    tolerance = DELAY_TOLERANCE_NS + DELAY_TOLERANCE_SHARE * asked_ns
+    measured = median_ns - floor_ns
+    return Verdict("delay", "ns", asked_ns, measured, asked_ns - tolerance, asked_ns + tolerance)
+
+
+def judge_rate(figure: str, asked_bps: float | None, measured_bps: float | None, note: str = "") -> Verdict:
+    """Within 2 % of what was asked; reported only where there is no limit."""
+    if asked_bps is None:
+        return Verdict(figure, "bit/s", None, measured_bps, None, None, "unlimited: reported, not judged")
+    low, high = asked_bps * (1 - RATE_TOLERANCE_SHARE), asked_bps * (1 + RATE_TOLERANCE_SHARE)
+    return Verdict(figure, "bit/s", asked_bps, measured_bps, low, high, note)
+
+
+def judge_loss(asked: float, lost: Sequence[bool], bursty: bool, seed: int = 0) -> Verdict:
+    """The asked share must lie in the 99 % interval around the measured one (so the interval is turned around)."""
+    share = sum(lost) / len(lost)
+    low, high = bootstrap_interval(lost, seed) if bursty else wilson_interval(sum(lost), len(lost))
+    # `ok` asks whether the measured value lies between low and high; shift the interval onto the asked value.
+    return Verdict("loss", "share", asked, share, asked - (high - share), asked + (share - low), f"n = {len(lost)}")
+
+
+def judge_queue(asked_bytes: int | None, measured_bytes: int | None, mtu: int) -> Verdict:
+    """Within 10 % and two packets."""
+    if asked_bytes is None:
+        return Verdict("queue", "bytes", None, measured_bytes, None, None)
+    tolerance = QUEUE_TOLERANCE_SHARE * asked_bytes + 2 * mtu
+    return Verdict("queue", "bytes", asked_bytes, measured_bytes, asked_bytes - tolerance, asked_bytes + tolerance)
+
+
+def wilson_interval(hits: int, count: int, z: float = Z_99) -> tuple[float, float]:
+    """Score interval of a binomial share (Wilson 1927): sensible at 0 and at small shares."""
+    share = hits / count
+    centre = (share + z * z / (2 * count)) / (1 + z * z / count)
+    half = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count)) / (1 + z * z / count)
+    return centre - half if hits else 0.0, centre + half if hits < count else 1.0
+
+
+def bootstrap_interval(lost: Sequence[bool], seed: int, block: int = 200, rounds: int = 500) -> tuple[float, float]:
+    """99 % interval of the mean by resampling blocks, for losses that come in bursts (Kuensch 1989)."""
+    sums = [sum(lost[start : start + block]) for start in range(0, len(lost) - block + 1, block)]
+    if len(sums) < 10:
+        return 0.0, 1.0
+    generator = random.Random(seed)
+    means = sorted(sum(generator.choices(sums, k=len(sums))) / (len(sums) * block) for _ in range(rounds))
+    return means[int(0.005 * rounds)], means[min(rounds - 1, int(0.995 * rounds))]
