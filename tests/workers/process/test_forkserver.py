@@ -1,0 +1,182 @@
+"""The fork server: births into namespaces, and what it says when one fails or ends."""
+
+import array
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+class Server:
+    """A fork server and our end of its control socket."""
+
+    def __init__(self, log: Path) -> None:
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.control.settimeout(60)
+        with theirs, log.open("wb") as out:
+            environment = {
+                **os.environ,
+                "PDDBED_FORKSERVER_FD": str(theirs.fileno()),
+                "PDDBED_MODEL": '{"name": "tiny"}',
+            }
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "workers.forkserver"],
+                env=environment,
+                pass_fds=[theirs.fileno()],
+                stdout=out,
+                stderr=out,
+            )
+        assert self.receive() == {"ready": True}
+
+    def receive(self) -> dict[str, Any]:
+        answer: dict[str, Any] = json.loads(self.control.recv(1 << 16))
+        return answer
+
+    def ask(self, request: dict[str, Any], *fds: int) -> dict[str, Any]:
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        self.control.sendmsg([json.dumps(request).encode()], ancillary)
+        return self.receive()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    running = Server(tmp_path_factory.mktemp("forkserver") / "log")
+    yield running
+    running.control.close()
+    assert running.process.wait(10) == 0
+
+
+def worker_environment(**changes: str) -> dict[str, str]:
+    """A relay decode that waits for peers which never come."""
+    return {
+        "PDDBED_HOST": "rld0",
+        "PDDBED_ROLE": "relay-decode",
+        "PDDBED_ADDRESS": "127.0.0.1",
+        "PDDBED_SECRET": "00" * 32,
+        "PDDBED_MODEL": '{"name": "tiny"}',
+        "PDDBED_KV_BYTES": str(1 << 20),
+        **changes,
+    }
+
+
+def spawn(server: Server, tmp_path: Path, **request: Any) -> tuple[dict[str, Any], bytes]:
+    """Start the worker and wait until it says that it serves."""
+    ours, theirs = socket.socketpair()
+    ours.settimeout(30)
+    with ours, theirs:
+        answer = server.ask(
+            {"op": "spawn", "host": "rld0", "env": worker_environment(), "log": str(tmp_path / "log"), **request,
+             "fd_env": ["PDDBED_READY_FD"]},
+            theirs.fileno(),
+        )  # fmt: skip
+        theirs.close()
+        return answer, ours.recv(16) if answer["op"] == "spawned" else b""
+
+
+def test_a_worker_is_born_serves_and_its_end_is_told(server: Server, tmp_path: Path) -> None:
+    answer, ready = spawn(server, tmp_path, affinity=[0])
+    assert ready == b"ready\n"
+    pid = answer["pid"]
+    assert os.sched_getaffinity(pid) == {0}
+    os.kill(pid, signal.SIGTERM)
+    exited = server.receive()
+    assert exited == {"op": "exited", "host": "rld0", "pid": pid, "status": 0}
+    assert "rld0 (relay-decode) is serving" in (tmp_path / "log").read_text()
+
+
+@pytest.mark.root
+def test_a_worker_is_born_into_the_namespaces_of_a_process(server: Server, tmp_path: Path) -> None:
+    place = subprocess.Popen(["unshare", "--net", "--mount", "sleep", "60"])
+    try:
+        while namespace(place.pid, "mnt") == namespace("self", "mnt"):
+            time.sleep(0.01)
+        # loopback is down in a new namespace, but an address of it can be listened on
+        answer, ready = spawn(server, tmp_path, namespaces_of=place.pid)
+        assert ready == b"ready\n"
+        for kind in ("net", "mnt"):
+            assert namespace(answer["pid"], kind) == namespace(place.pid, kind)
+        os.kill(answer["pid"], signal.SIGKILL)
+        assert server.receive()["status"] == signal.SIGKILL
+    finally:
+        place.kill()
+        place.wait()
+
+
+def test_a_worker_that_cannot_start_ends_with_status_one_and_one_sentence(server: Server, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        answer, _ = spawn(server, tmp_path, env=worker_environment(PDDBED_PORT=str(port)))
+    assert server.receive() == {"op": "exited", "host": "rld0", "pid": answer["pid"], "status": 1 << 8}
+    log = (tmp_path / "log").read_text()
+    assert f"pddbed worker: rld0 cannot listen on 127.0.0.1:{port}: Address already in use" in log
+    assert "Traceback" not in log
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        ({"op": "dance", "host": "x"}, "unknown op 'dance'"),
+        ({"op": "spawn", "host": "x"}, "KeyError: 'env'"),
+        ({"op": "spawn", "host": "x", "env": {}, "log": "/nonexistent/log"}, "No such file"),
+        ({"op": "spawn", "host": "x", "env": {}, "log": "/dev/null", "namespaces_of": 2**22 + 1}, "No such file"),
+        ({"op": "spawn", "host": "x", "env": {}, "log": "/dev/null", "cgroup": "/nonexistent"}, "No such file"),
+        ({"op": "spawn", "host": "x", "env": {}, "log": "/dev/null", "affinity": [9999]}, "Invalid argument"),
+        ({"op": "spawn", "host": "x", "env": {}, "log": "/dev/null", "fd_env": ["A"]}, "0 file descriptors came for 1"),
+        ([1, 2], "AttributeError"),
+    ],
+)
+def test_a_request_that_fails_is_answered_and_the_server_goes_on(server: Server, request_: Any, message: str) -> None:
+    answer = server.ask(request_)
+    assert answer["op"] == "error"
+    assert message in answer["message"]
+
+
+def test_its_children_end_with_it(tmp_path: Path) -> None:
+    server = Server(tmp_path / "server.log")
+    first, _ = spawn(server, tmp_path)
+    os.kill(first["pid"], signal.SIGSTOP)  # deaf to SIGTERM
+    second, _ = spawn(server, tmp_path)
+    server.control.close()
+    assert server.process.wait(10) == 0
+    assert not Path(f"/proc/{first['pid']}").exists()
+    assert not Path(f"/proc/{second['pid']}").exists()
+
+
+def test_its_children_do_not_outlive_a_killed_server(tmp_path: Path) -> None:
+    server = Server(tmp_path / "server.log")
+    answer, _ = spawn(server, tmp_path)
+    server.process.kill()
+    server.process.wait()
+    deadline = time.monotonic() + 5
+    while _runs(answer["pid"]):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    server.control.close()
+
+
+def namespace(pid: int | str, kind: str) -> Path:
+    return Path(f"/proc/{pid}/ns/{kind}").readlink()
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def test_a_server_without_its_socket_says_so() -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "PDDBED_FORKSERVER_FD"}
+    result = subprocess.run(
+        [sys.executable, "-m", "workers.forkserver"], env=environment, capture_output=True, text=True
+    )
+    assert result.returncode == 2
+    assert "PDDBED_FORKSERVER_FD must name a control socket" in result.stderr

@@ -1,0 +1,144 @@
+"""Workers as real processes, born of the fork server: curl, the openai client, and a process that dies."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.workers.serving import prompt_of
+from workers.engine import Sampling, generate
+from workers.local import ClusterError, Layout, LocalCluster
+from workers.models import LoadedModel
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with LocalCluster(Layout(), tmp_path_factory.mktemp("cluster")) as running:
+        yield running
+
+
+def test_curl_streams_a_completion(tiny: LoadedModel, cluster: LocalCluster) -> None:
+    curl = shutil.which("curl")
+    assert curl is not None, "curl is not installed; apt-get install curl"
+    expected = tiny.tokenizer.decode(generate(tiny, tiny.tokenizer.encode("Hello"), Sampling(max_tokens=20)))
+    body = json.dumps({"prompt": "Hello", "max_tokens": 20, "temperature": 0, "stream": True})
+    result = subprocess.run(
+        [curl, "-sSN", f"{cluster.base_url}/v1/completions", "-H", "Content-Type: application/json", "-d", body],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    lines = [line.removeprefix("data: ") for line in result.stdout.splitlines() if line]
+    assert lines[-1] == "[DONE]"
+    assert "".join(json.loads(line)["choices"][0]["text"] for line in lines[:-1]) == expected
+
+
+def test_the_unmodified_openai_client_streams_and_completes(tiny: LoadedModel, cluster: LocalCluster) -> None:
+    client = openai.OpenAI(base_url=f"{cluster.base_url}/v1", api_key="none", max_retries=0, timeout=30)
+    messages = [{"role": "user", "content": "Hello"}]
+    expected = tiny.tokenizer.decode(
+        generate(tiny, tiny.tokenizer.apply_chat_template(messages), Sampling(max_tokens=20))
+    )
+    stream = client.chat.completions.create(
+        model="tiny",
+        messages=messages,  # type: ignore[arg-type]
+        max_tokens=20,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = list(stream)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == expected
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 20
+    whole = client.completions.create(model="tiny", prompt=prompt_of(33), max_tokens=5, temperature=0)
+    assert whole.choices[0].finish_reason == "length"
+    assert whole.usage is not None
+    assert whole.usage.prompt_tokens == 33
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    with pytest.raises(openai.NotFoundError, match="gpt-9"):
+        client.completions.create(model="gpt-9", prompt="x")
+    with pytest.raises(openai.BadRequestError, match="maximum context length is 4096"):
+        client.completions.create(model="tiny", prompt="x" * 5000)
+
+
+def test_the_processes_hold_nothing_after_their_answers(cluster: LocalCluster) -> None:
+    free = {}
+    for _ in range(100):
+        metrics = httpx.get(f"{cluster.base_url}/metrics").text.splitlines()
+        used = [line.split()[-1] for line in metrics if 'state="used"' in line]
+        free = {"used": used}
+        if used == ["0", "0", "0"] and "pddbed_requests_running 0" in metrics:
+            return
+        time.sleep(0.05)
+    pytest.fail(f"still in use: {free}")
+
+
+@pytest.mark.parametrize("victim", ["p0", "rld0", "md0"])
+def test_a_killed_worker_is_a_named_error_for_the_client_and_no_hang(tmp_path: Path, victim: str) -> None:
+    with LocalCluster(Layout(), tmp_path) as cluster, httpx.Client(base_url=cluster.base_url, timeout=20) as http:
+        if victim == "p0":
+            error = _killed_in_prefill(cluster, http)
+        else:
+            if victim == "rld0":  # a main decode that stands still never takes over: the relay goes on and on
+                os.kill(cluster.pids["md0"], signal.SIGSTOP)
+            error = _killed_in_decode(cluster, http, victim)
+        assert error["code"] == "worker_lost"
+        assert victim in error["message"]
+        after = http.post("/v1/completions", json={"prompt": "x"})
+        assert after.status_code == 503
+        assert after.json()["error"]["code"] == "no_worker"
+
+
+def _killed_in_decode(cluster: LocalCluster, http: httpx.Client, victim: str) -> dict[str, Any]:
+    """Kill the worker once it has made a token; the error that the stream ends with."""
+    body = {"prompt": prompt_of(100), "temperature": 0, "max_tokens": 3900, "ignore_eos": True, "stream": True}
+    with http.stream("POST", "/v1/completions", json=body) as response:
+        assert response.status_code == 200
+        chunks = (json.loads(line.removeprefix("data: ")) for line in response.iter_lines() if line)
+        assert next(chunk for chunk in chunks if chunk["pdd"].get("instance") == victim)
+        os.kill(cluster.pids[victim], signal.SIGKILL)
+        *_, last = chunks
+        error: dict[str, Any] = last["error"]
+        return error
+
+
+def _killed_in_prefill(cluster: LocalCluster, http: httpx.Client) -> dict[str, Any]:
+    """Stop prefill, ask, kill it; the error that the answer is."""
+    os.kill(cluster.pids["p0"], signal.SIGSTOP)
+    threading.Timer(0.3, os.kill, (cluster.pids["p0"], signal.SIGKILL)).start()
+    response = http.post("/v1/completions", json={"prompt": prompt_of(100), "stream": True})
+    assert response.status_code == 502
+    error: dict[str, Any] = response.json()["error"]
+    return error
+
+
+def test_a_cluster_ends_its_processes_and_a_wrong_model_says_so(tmp_path: Path) -> None:
+    with LocalCluster(Layout(), tmp_path / "a") as cluster:
+        pids = list(cluster.pids.values())
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    with pytest.raises(ClusterError, match="nonesuch"):
+        LocalCluster(Layout(model={"name": "nonesuch"}), tmp_path / "b").__enter__()
+
+
+def test_a_worker_started_alone_names_what_its_environment_lacks() -> None:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PDDBED_")}
+    result = subprocess.run(
+        [sys.executable, "-m", "workers"], env={**environment, "PDDBED_ROLE": "cook"}, capture_output=True, text=True
+    )
+    assert result.returncode == 2
+    assert "PDDBED_ROLE is 'cook'; it must be one of gateway, prefill" in result.stderr
+    for name in ("PDDBED_HOST", "PDDBED_ADDRESS", "PDDBED_SECRET"):
+        assert f"{name} is not set" in result.stderr
