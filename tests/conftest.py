@@ -93,7 +93,7 @@ def _namespaces(kind: str) -> set[str]:
     found = set()
     for path in Path("/proc").glob(f"[0-9]*/ns/{kind}"):
         try:
-            found.add(os.readlink(path))
+            found.add(str(path.readlink()))
         except OSError:
             continue
     return found

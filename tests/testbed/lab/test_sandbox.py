@@ -89,7 +89,9 @@ def test_interrupting_up_at_any_moment_leaves_nothing(delay_s: float) -> None:
 
 def test_killing_up_while_it_builds_takes_the_lab_down() -> None:
     command = [sys.executable, "-c", "from testbed.cli import main; main()", "up", str(TOPOLOGY), "--name", "torn"]
-    process = subprocess.Popen([*command, "--api", "auto"], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [*command, "--api", "auto"], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     deadline = time.monotonic() + 20
     while not processes_named("pddbed-lab", "torn"):
         assert time.monotonic() < deadline
@@ -104,7 +106,9 @@ def test_a_command_inside_a_host_dies_with_the_lab() -> None:
     command = [sys.executable, "-c", "from testbed.cli import main; main()", "exec", "-l", "inside", "md0", "--"]
     process = subprocess.Popen([*command, "sleep", "60"], cwd=ROOT)
     deadline = time.monotonic() + 10
-    while not any("sleep" in line for line in run_pddbed("exec", "-l", "inside", "gw0", "ps", "-eo", "comm").stdout.split()):
+    while not any(
+        "sleep" in line for line in run_pddbed("exec", "-l", "inside", "gw0", "ps", "-eo", "comm").stdout.split()
+    ):
         assert time.monotonic() < deadline
     (pid,) = processes_named("pddbed-lab", "inside")
     os.kill(pid, signal.SIGKILL)
