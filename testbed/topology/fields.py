@@ -32,6 +32,8 @@ _VARIABLE = "[A-Za-z_][A-Za-z0-9_]*"
 SETTABLE = frozenset({"PDDBED_KV_BYTES"})  # of the lab's own variables
 MAX_FACTOR = 1000
 MAX_QUOTA_PERCENT = 102_400  # 1,024 CPUs
+MIN_RATE_BPS = 1000
+NO_LIMIT = 0  # a rate that was written as none
 MAX_DELAY_NS = 60 * 60 * 10**9  # TCP gives up long before an hour
 
 
@@ -48,11 +50,11 @@ class Reads:
     """Annotates a type with the function that makes it from YAML, and the JSON Schema of what that takes."""
 
     def __init__(self, read: Callable[[Any], Any], **schema: Any) -> None:
-        self._read = read
+        self.read = read
         self._schema = schema
 
     def __get_pydantic_core_schema__(self, _source: Any, _handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(self._read)
+        return core_schema.no_info_plain_validator_function(self.read)
 
     def __get_pydantic_json_schema__(self, _core: CoreSchema, _handler: GetJsonSchemaHandler) -> dict[str, Any]:
         return dict(self._schema)
@@ -96,6 +98,15 @@ def whole(least: int, most: int) -> Reads:
         return int(text)
 
     return Reads(read, type="integer", minimum=least, maximum=most)
+
+
+def _read_rate_or_none(value: Any) -> int:
+    if value == "none":
+        return NO_LIMIT
+    try:
+        return quantity(RATE, least=MIN_RATE_BPS).read(value)
+    except UnitError as error:
+        raise UnitError(f"{error}; or write none for no limit") from None
 
 
 def _read_factor(value: Any) -> float:
@@ -154,7 +165,8 @@ def _read_algorithm(value: Any) -> str:
 
 Duration = Annotated[int, quantity(DURATION)]
 Delay = Annotated[int, quantity(DURATION, most=MAX_DELAY_NS)]
-Rate = Annotated[int, quantity(RATE, least=1000)]
+Rate = Annotated[int, quantity(RATE, least=MIN_RATE_BPS)]
+RateOrNone = Annotated[int, Reads(_read_rate_or_none, type="string", pattern=f"^none$|{RATE.pattern}")]
 Size = Annotated[int, quantity(SIZE, least=1)]
 Percent = Annotated[float, percent()]
 Quota = Annotated[float, percent(MAX_QUOTA_PERCENT, above_zero=True)]

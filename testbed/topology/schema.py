@@ -22,6 +22,7 @@ from testbed.topology.fields import (
     Percent,
     Quota,
     Rate,
+    RateOrNone,
     Size,
     String,
     Variable,
@@ -43,6 +44,7 @@ class Section(BaseModel):
 
 # `serving:` with everything below it commented out is an empty section, not a mistake.
 _nothing_is_empty = BeforeValidator(lambda value: {} if value is None else value)
+_PAIR = Field(min_length=2, max_length=2)
 _NAMED: dict[str, Any] = {"propertyNames": {"pattern": NAME_PATTERN}}
 
 
@@ -192,6 +194,98 @@ class Api(Section):
     listen: Endpoint = Field(default=("127.0.0.1", 8000), json_schema_extra={"default": "127.0.0.1:8000"})
 
 
+class When(Section):
+    """Something that is told while requests are served, in place of a time."""
+
+    event: Name = Field(description="What happens: kv-transfer, or what the program that tells it calls it.")
+    fraction: Percent | None = Field(default=None, description="How far it has come. Left out: as soon as it is told.")
+    request: Line = Field(default="any", description="any: the first; each: once for every request; or a request's id.")
+
+
+class Repeat(Section):
+    """The same again, at even distances."""
+
+    every: Duration = Field(description="From one start to the next.")
+    times: Annotated[int, whole(2, 10_000)] = Field(description="How often in all.")
+
+
+class Timed(Section):
+    """What every entry of a timeline has: when and where."""
+
+    at: Duration | None = Field(default=None, description="Since the timeline began. Either this or `when`.")
+    when: When | None = Field(default=None, description="When something is told out of band; may be never.")
+    link: Name | None = Field(default=None, description="The WAN link. May be left out where there is only one.")
+    direction: Literal["both", "forward", "backward"] = Field(default="both", description="Of the link.")
+    repeat: Repeat | None = Field(default=None, description="Again and again.")
+
+
+class Step(Timed, Direction):
+    """From here on, other values; what is left out keeps its value."""
+
+    rate: RateOrNone | None = Field(default=None, description="Bottleneck rate; none: no limit.")
+    queue: Queue | None = Field(default=None, description="Bottleneck buffer; left out: as large as it is.")
+
+
+class Ramp(Timed):
+    """From one value to another, evenly, in small steps."""
+
+    duration: Duration = Field(description="From the first value to the last.")
+    rate: Annotated[tuple[Rate, ...], _PAIR] | None = Field(default=None, description="From, to.")
+    delay: Annotated[tuple[Delay, ...], _PAIR] | None = Field(default=None, description="From, to.")
+    loss: Annotated[tuple[Percent, ...], _PAIR] | None = Field(default=None, description="From, to.")
+
+
+class Outage(Timed):
+    """Every packet that arrives is dropped; what is in flight arrives."""
+
+    duration: Duration = Field(description="How long.")
+
+
+class Bursts(Section):
+    """On and off by turns, for exponentially distributed times."""
+
+    on: Duration = Field(description="Mean length of a burst.")
+    off: Duration = Field(description="Mean length of a pause.")
+
+
+class CrossTraffic(Timed):
+    """Traffic of others through the same bottleneck, between the link's own end hosts."""
+
+    duration: Duration = Field(description="How long.")
+    protocol: Literal["tcp", "udp"] = Field(default="tcp", description="tcp yields to others; udp does not.")
+    rate: Rate | None = Field(default=None, description="Of all flows, IP bytes, while on. TCP without: all it gets.")
+    flows: Annotated[int, whole(1, 64)] = Field(default=1, description="Sources, each with its own bursts.")
+    bursts: Bursts | None = Field(default=None, description="Left out: on for the whole duration.")
+
+
+class Replay(Timed):
+    """A recorded trace of rates (and delays and losses), from its beginning."""
+
+    trace: Line = Field(description="Its file; relative to this file.")
+    format: Literal["auto", "mahimahi", "csv"] = Field(default="auto", description="auto: csv by its name's ending.")
+    duration: Duration | None = Field(default=None, description="Left out: once; longer than the trace: again.")
+    granularity: Duration | None = Field(default=None, description="Of a Mahimahi trace's rate. Default: 20ms.")
+
+
+class CongestionEntry(Section):
+    """One entry of a timeline: exactly one of these."""
+
+    step: Step | None = Field(default=None, description="Other values from a moment on.")
+    ramp: Ramp | None = Field(default=None, description="From one value to another.")
+    outage: Outage | None = Field(default=None, description="Nothing gets onto the link.")
+    cross_traffic: CrossTraffic | None = Field(default=None, description="Others share the bottleneck.")
+    replay: Replay | None = Field(default=None, description="As a recorded trace.")
+
+
+Congestion = Annotated[tuple[CongestionEntry, ...], BeforeValidator(lambda value: [] if value is None else value)]
+
+
+class TimelineFile(Section):
+    """What `pddbed wan play` reads: a timeline without a topology."""
+
+    congestion: Congestion = ()
+
+
 class TopologyFile(Section):
     """A lab: datacenters, the WAN between them, and what is served on them."""
 
@@ -205,7 +299,7 @@ class TopologyFile(Section):
     )
     model: Annotated[Model, _nothing_is_empty] = Field(default_factory=Model)
     serving: Annotated[Serving, _nothing_is_empty] = Field(default_factory=Serving)
-    congestion: list[Any] | None = Field(default=None, description="A timeline of changes, outages and cross traffic.")
+    congestion: Congestion = Field(default=(), description="A timeline of changes, outages and cross traffic.")
     scale: dict[str, Any] | None = Field(default=None, description="The real deployment that this lab models.")
     api: Annotated[Api, _nothing_is_empty] = Field(default_factory=Api)
 
