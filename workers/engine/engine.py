@@ -52,6 +52,11 @@ class Engine:
         either case nothing is allocated.
         """
         config = self.loaded.config
+        if sequence.prompt_len >= config.context_length:
+            raise ContextTooLong(
+                f"a prompt of {sequence.prompt_len} tokens leaves no room for an answer in the context of model "
+                f'"{config.name}" ({config.context_length}); shorten the prompt'
+            )
         self._check(sequence.tokens, len(sequence.tokens))
         if not 0 < sequence.prompt_len <= len(sequence.tokens):
             raise ValueError(f"prompt of {sequence.prompt_len} tokens in a sequence of {len(sequence.tokens)}")
@@ -140,7 +145,7 @@ class Engine:
         if total > config.context_length:
             raise ContextTooLong(
                 f'{total} tokens exceed the context of model "{config.name}" ({config.context_length}); '
-                "shorten the prompt"
+                "end the answer earlier"
             )
         for token in ids:
             if not 0 <= token < config.vocab:

@@ -41,20 +41,19 @@ def pre_tokenizer(name: str, source: str) -> PreTokenizer:
 
 
 def bpe_tokenizer(
-    tokens: Sequence[str], merges: Sequence[str], added: Mapping[str, bool], pre: PreTokenizer
+    tokens: Sequence[str], merges: Sequence[str], added: Mapping[str, bool], pre: PreTokenizer, source: str
 ) -> Tokenizer:
     """A tokenizer over `tokens` (index = id) and `merges` ("left right").
 
     `added` tokens are found in the text before anything else; those mapped to True are special (control)
     tokens.
     """
-    tokenizer = Tokenizer(
-        models.BPE(
-            vocab={token: id for id, token in enumerate(tokens)},
-            merges=[(left, right) for left, _, right in (merge.partition(" ") for merge in merges)],
-            ignore_merges=pre.whole_words,
-        )
-    )
+    vocab = {token: id for id, token in enumerate(tokens)}
+    pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
+    try:
+        tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=pairs, ignore_merges=pre.whole_words))
+    except Exception as error:  # the package raises a bare Exception
+        raise ModelError(f"{source}: its tokenizer is broken ({error}); fetch the file again") from error
     if pre.normalizer is not None:
         tokenizer.normalizer = pre.normalizer
     tokenizer.pre_tokenizer = pre.steps

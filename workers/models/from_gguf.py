@@ -95,26 +95,19 @@ def gguf_config(file: GgufFile) -> ModelConfig:
 
 def gguf_tokenizer(file: GgufFile, config: ModelConfig) -> TextTokenizer:
     """The tokenizer and chat template in a file's metadata. Byte-level BPE ("gpt2") only."""
-    metadata = file.metadata
-    kind = metadata.get("tokenizer.ggml.model")
-    if kind != "gpt2":
+    source, about = str(file.path), file.metadata
+    if (kind := about.get("tokenizer.ggml.model")) != "gpt2":
         raise ModelError(
-            f'{file.path}: tokenizer "{kind}" is not supported in GGUF; use the Hugging Face directory of the model'
+            f'{source}: tokenizer "{kind}" is not supported in GGUF; use the Hugging Face directory of the model'
         )
-    tokens = metadata["tokenizer.ggml.tokens"]
-    types = metadata.get("tokenizer.ggml.token_type", [])
-    special = {
-        token: kind == _CONTROL for token, kind in zip(tokens, types, strict=False) if kind in (_CONTROL, _USER_DEFINED)
-    }
+    tokens = about.get("tokenizer.ggml.tokens", [])
+    types = zip(tokens, about.get("tokenizer.ggml.token_type", []), strict=False)
+    added = {token: kind == _CONTROL for token, kind in types if kind in (_CONTROL, _USER_DEFINED)}
+    pre = pre_tokenizer(about.get("tokenizer.ggml.pre", "default"), source)
     return TextTokenizer(
-        bpe_tokenizer(
-            tokens,
-            metadata.get("tokenizer.ggml.merges", []),
-            special,
-            pre_tokenizer(metadata.get("tokenizer.ggml.pre", "default"), str(file.path)),
-        ),
+        bpe_tokenizer(tokens, about.get("tokenizer.ggml.merges", []), added, pre, source),
         eos_ids=config.eos_ids,
         bos_id=config.bos_id,
-        add_bos=metadata.get("tokenizer.ggml.add_bos_token", False),
-        chat_template=metadata.get("tokenizer.chat_template"),
+        add_bos=about.get("tokenizer.ggml.add_bos_token", False),
+        chat_template=about.get("tokenizer.chat_template"),
     )

@@ -7,6 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from workers.models.catalogue import BUILT_IN, FETCHABLE
 from workers.models.config import ModelConfig, ModelError, ModelSpec
 from workers.models.decoder import Decoder
@@ -37,8 +39,9 @@ def load_model(spec: ModelSpec) -> LoadedModel:
     """
     if spec.dtype not in DTYPES:
         raise ModelError(f'model "{spec.name}": unknown dtype "{spec.dtype}"; use one of {", ".join(DTYPES)}')
+    if spec.device != "cpu" and not (spec.device.startswith("cuda") and torch.cuda.is_available()):
+        raise ModelError(f'model "{spec.name}": this machine has no device "{spec.device}"; use cpu')
     config, weights, tokenizer = _load(spec)
-    check_shapes(config, weights)
     model = Decoder(config, weights, spec.dtype)
     if spec.device != "cpu":
         model.to(spec.device)
@@ -48,15 +51,26 @@ def load_model(spec: ModelSpec) -> LoadedModel:
 def _load(spec: ModelSpec) -> tuple[ModelConfig, Weights, Tokenizer]:
     if spec.name == "tiny":
         return TINY, tiny_weights(spec.seed), ByteTokenizer()
-    if spec.name in FETCHABLE:
-        config, weights, tokenizer = load_gguf(verified_path(FETCHABLE[spec.name]))
-        return replace(config, name=spec.name), weights, tokenizer
-    path = Path(spec.name)
-    if path.is_dir():
-        return load_hf(path)
-    if path.is_file():
-        return load_gguf(path)
+    config, weights, tokenizer = _read(_locate(spec.name))
+    return (replace(config, name=spec.name) if spec.name in FETCHABLE else config), weights, tokenizer
+
+
+def _locate(name: str) -> Path:
+    if name in FETCHABLE:
+        return verified_path(FETCHABLE[name])
+    if Path(name).exists():
+        return Path(name)
     known = ", ".join([*BUILT_IN, *FETCHABLE])
     raise ModelError(
-        f'unknown model "{spec.name}": neither one of {known} nor an existing Hugging Face directory or .gguf file'
+        f'unknown model "{name}": neither one of {known} nor an existing Hugging Face directory or .gguf file'
     )
+
+
+def _read(path: Path) -> tuple[ModelConfig, Weights, Tokenizer]:
+    try:
+        config, weights, tokenizer = load_hf(path) if path.is_dir() else load_gguf(path)
+    except (ArithmeticError, LookupError, TypeError, ValueError, MemoryError) as error:
+        # A checkpoint is foreign data: sizes that contradict each other surface wherever they are first used.
+        raise ModelError(f"{path}: the checkpoint contradicts itself ({error}); fetch it again") from error
+    check_shapes(config, weights)
+    return config, weights, tokenizer
