@@ -1,0 +1,140 @@
+"""The timeline: on one scale, within its width, readable without colour and without Unicode."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workers.cli.timeline import (
+    ASCII,
+    DETAIL_CELLS,
+    LABEL_CELLS,
+    Marks,
+    Row,
+    bar,
+    draw,
+    handover_sentence,
+    milliseconds,
+    rows_of,
+    size,
+)
+
+MS = 1_000_000
+BLOCKS = Marks()
+
+
+def record(**changes: Any) -> dict[str, Any]:
+    def span(name: str, instance: str, start_ms: float, end_ms: float, **details: Any) -> dict[str, Any]:
+        return {
+            "name": name,
+            "instance": instance,
+            "start_ns": int(start_ms * MS),
+            "end_ns": int(end_ms * MS),
+            **details,
+        }
+
+    return {
+        "pdd_start_ns": 0,
+        "e2el": 1.0,
+        "ttft": 0.25,
+        "pdd_prefill": "p0",
+        "pdd_relay": "rld0",
+        "pdd_main": "md0",
+        "pdd_handoff_pause_ms": 61.0,
+        "pdd_spans": [
+            span("prefill", "p0", 0, 200, tokens=36),
+            span("fabric-transfer", "p0", 200, 240, peer="rld0", bytes=1_658_880),
+            span("wan-transfer", "p0", 200, 500, peer="md0", bytes=1_658_880),
+            span("relay-decode", "rld0", 245, 525, tokens=6),
+            span("hand-over", "md0", 500, 546, peer="rld0", tokens=6),
+            span("relay-stopped", "md0", 525, 525),
+            span("extend", "md0", 546, 575, tokens=6),
+            span("main-decode", "md0", 575, 995, tokens=20),
+        ],
+        **changes,
+    }
+
+
+def extent(line: str) -> tuple[int, int]:
+    """First and last drawn cell of a line's bar."""
+    cells = line[LABEL_CELLS + 1 : 80 - DETAIL_CELLS - 1].rstrip()
+    return len(cells) - len(cells.lstrip()), len(cells) - 1
+
+
+def lines_of(rows: list[Row], marks: Marks = BLOCKS, width: int = 80) -> list[str]:
+    return [line.plain for line in draw(rows, width, marks)]
+
+
+def test_bars_stand_where_their_times_are() -> None:
+    rows = rows_of(record(), {}, Marks())
+    lines = lines_of(rows)
+    cells = 80 - LABEL_CELLS - DETAIL_CELLS - 2
+    assert [row.label for row in rows] == [
+        "prefill p0",
+        "fabric → rld0",
+        "WAN → md0",
+        "first token",
+        "relay rld0",
+        "hand-over",
+        "main md0",
+        "end",
+    ]
+    for row, line in zip(rows, lines[1:], strict=True):
+        first, last = extent(line)
+        assert first == pytest.approx(row.start_ms / 1000 * cells, abs=1.01)
+        assert last == pytest.approx((row.end_ms or row.start_ms) / 1000 * cells, abs=1.01)
+    assert max(map(len, lines)) <= 80
+    assert "200 ms  36 tokens" in lines[1]
+    assert "300 ms  1.7 MB" in lines[3]
+    assert "at 250 ms" in lines[4]
+
+
+@given(st.floats(0, 40, exclude_max=True), st.floats(0, 40))
+def test_a_bar_is_as_long_as_its_time_to_half_a_cell(start: float, length: float) -> None:
+    end = min(40.0, start + length)
+    drawn = bar(start, end, Marks())
+    values = {mark: (index + 1) / 8 for index, mark in enumerate(Marks().ends)} | {Marks().right_half: 0.5, " ": 0}
+    assert sum(values[mark] for mark in drawn) == pytest.approx(end - start, abs=0.76)
+    assert len(drawn) - len(drawn.lstrip()) == int(start)
+    assert len(drawn) <= 40
+    assert drawn.strip(), "however short, it is seen"
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1e6), st.booleans()), min_size=1, max_size=9))
+def test_no_line_is_wider_than_asked(spans: list[tuple[float, float, bool]]) -> None:
+    rows = [Row("a long label indeed", a, max(a, b), "x" * 40, "", open_end=o) for a, b, o in spans]
+    for width in (60, 80, 100):
+        assert max(len(line) for line in lines_of(rows, width=width)) <= width
+
+
+def test_plain_ascii_is_enough() -> None:
+    text = "\n".join(lines_of(rows_of(record(), {}, ASCII), ASCII)) + (handover_sentence(record(), ASCII) or "")
+    assert text.isascii()
+
+
+def test_a_transfer_that_outlives_the_answer_is_drawn_open() -> None:
+    short = record(e2el=0.4, pdd_spans=[s for s in record()["pdd_spans"] if s["name"] in ("prefill", "relay-decode")])
+    rows = {row.label: row for row in rows_of(short, {}, Marks())}
+    assert rows["WAN → md0"].open_end
+    assert rows["WAN → md0"].detail == "still crossing"
+    assert lines_of(list(rows.values()))[3].rstrip().endswith("░ still crossing")
+    assert handover_sentence(short, Marks()) is None
+
+
+def test_the_hand_over_is_told_in_one_line() -> None:
+    sentence = handover_sentence(record(), Marks())
+    assert sentence == "hand-over: stop 25 ms · ids 21 ms · recompute 6 29 ms · pause seen 61 ms"
+    assert len(sentence) <= 80
+
+
+def test_numbers_have_three_digits_and_a_unit() -> None:
+    assert [milliseconds(v) for v in (0.04, 9.96, 12.4, 999, 1000, 61_234)] == [
+        "0.0 ms",
+        "10.0 ms",
+        "12 ms",
+        "999 ms",
+        "1.00 s",
+        "61.23 s",
+    ]
+    assert [size(v) for v in (12, 32_768, 1_658_880, 23_000_000)] == ["12 B", "33 kB", "1.7 MB", "23 MB"]
