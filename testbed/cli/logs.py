@@ -1,11 +1,17 @@
-"""`pddbed logs`: what a host's process, or the supervisor, has written."""
+"""`pddbed logs`: what a host's process, or one of the lab's own, has written."""
 
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from testbed.cli.options import lab_option, sentences
+
+if TYPE_CHECKING:
+    from testbed.lab.record import Record
+
+OWN = "lab/"  # before the names of the lab's own processes; no host's name can have a slash
 
 
 @click.command()
@@ -14,27 +20,40 @@ from testbed.cli.options import lab_option, sentences
 @click.option("--follow", "-f", is_flag=True, help="Keep printing what is added, until the lab ends or Ctrl-C.")
 @sentences
 def logs(host: str | None, lab: str | None, follow: bool) -> None:
-    """Print the log of HOST, or of every host, the supervisor and the relays."""
-    from testbed.lab.record import LabError, find_record
+    """Print the log of HOST (or of lab/guardian and the like), or every log of the lab."""
+    from testbed.lab.record import find_record
 
     record = find_record(lab)
-    directory = record.log("x").parent
-    available = sorted(path.name.removesuffix(".log") for path in directory.glob("*.log"))
-    if host is not None and host not in available:
-        raise LabError(f'no log of "{host}"; there are: {", ".join(available)}')
-    files = [record.log(name) for name in ([host] if host else available)]
-    offsets = dict.fromkeys(files, 0)
+    files = _logs(record)
+    if host is not None:
+        files = {host: _chosen(files, host)}
+    offsets = dict.fromkeys(files.values(), 0)
     try:
         while True:
-            for file in files:
-                offsets[file] += _print_from(
-                    file, offsets[file], label=None if host else file.name.removesuffix(".log")
-                )
+            for name, file in files.items():
+                offsets[file] += _print_from(file, offsets[file], label=None if host else name)
             if not follow or record.guardian_pid() is None:
                 return
             time.sleep(0.2)
     except KeyboardInterrupt:
         return
+
+
+def _logs(record: "Record") -> dict[str, Path]:
+    """Every log by the name that it is asked for with: hosts first, then the lab's own."""
+    found: dict[str, Path] = {}
+    for prefix, directory in (("", record.host_logs), (OWN, record.logs)):
+        found.update({prefix + path.name.removesuffix(".log"): path for path in sorted(directory.glob("*.log"))})
+    return found
+
+
+def _chosen(files: dict[str, Path], name: str) -> Path:
+    from testbed.lab.record import LabError
+
+    file = files.get(name) or files.get(OWN + name)
+    if file is None:
+        raise LabError(f'no log of "{name}"; there are: {", ".join(files)}')
+    return file
 
 
 def _print_from(file: Path, offset: int, label: str | None) -> int:

@@ -237,7 +237,7 @@ class HostProcesses:
             process.state, process.status = "exited", os.waitstatus_to_exitcode(status)
 
     def _new_process(self, host: HostPlan) -> HostProcess:
-        process = HostProcess(host, self._record.log(host.name))
+        process = HostProcess(host, self._record.host_log(host.name))
         process.log.touch()
         self.by_host[host.name] = process
         return process

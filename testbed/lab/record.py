@@ -61,9 +61,23 @@ class Record:
     def results(self) -> Path:
         return self.directory / "records"
 
+    @property
+    def logs(self) -> Path:
+        """Logs of the lab's own processes, the relays' among them."""
+        return self.directory / "logs"
+
+    @property
+    def host_logs(self) -> Path:
+        """Logs of the hosts, apart: a host may be called `guardian`."""
+        return self.logs / "hosts"
+
     def log(self, name: str) -> Path:
-        """The log of a host, or of `supervisor` and the like."""
-        return self.directory / "logs" / f"{name}.log"
+        """The log of one of the lab's own processes, such as `guardian`."""
+        return self.logs / f"{name}.log"
+
+    def host_log(self, host: str) -> Path:
+        """The log of a host's process."""
+        return self.host_logs / f"{host}.log"
 
     def state(self) -> dict[str, Any]:
         """What the supervisor last wrote; {} while the lab is starting."""
@@ -133,7 +147,7 @@ def create_record(root: Path, name: str) -> Record:
             raise LabError(f'lab "{name}" is already up; take it down (pddbed down {name}) or choose another --name')
         record.sweep()
     record.directory.mkdir(mode=0o755)
-    (record.directory / "logs").mkdir()
+    record.host_logs.mkdir(parents=True)
     record.results.mkdir()
     return record
 
