@@ -1,7 +1,8 @@
 """Durations, rates, sizes and percentages as people write them, and as exact numbers.
 
-Owns the strict reading (`20ms`, `1.5gbit`, `8MiB`, `0.1%`) and the shortest exact writing. One unit per
-quantity inside the program: nanoseconds, bits per second, bytes, shares of 1. Knows no file and no field.
+Owns the strict reading (`20ms`, `1.5gbit`, `8MiB`, `0.1%`), the shortest exact writing (`format_*`) and a short one
+for reading only (`short_*`: `2MB`, `33.3mbit`). One unit per quantity inside the program: nanoseconds, bits per
+second, bytes, shares of 1. Knows no file and no field.
 
 The grammar is narrower than tc's on purpose: there `20` means 20 microseconds for a delay and bits for a
 rate, `mbps` means mega*bytes*, and `kb` is 1,024 bytes. Here a unit is required, one spelling, one meaning.
@@ -10,6 +11,7 @@ rate, `mbps` means mega*bytes*, and `kb` is 1,024 bytes. Here a unit is required
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Context, Decimal
 from fractions import Fraction
 from typing import Any
 
@@ -203,6 +205,31 @@ def format_percent(share: float) -> str:
     return number + "%"
 
 
+def short_duration(value_ns: float, digits: int = 3) -> str:
+    """About `digits` significant digits, for reading: 13,333,333 is `13.3ms`."""
+    return _short(value_ns, DURATION, {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}, digits)
+
+
+def short_rate(value_bps: float, digits: int = 3) -> str:
+    """About `digits` significant digits, for reading: 33,333,333 is `33.3mbit`."""
+    return _short(value_bps, RATE, RATE.units, digits)
+
+
+def short_size(value_bytes: float, digits: int = 3) -> str:
+    """About `digits` significant digits, for reading: 8,388,608 is `8MiB`, 2,000,000 is `2MB`.
+
+    Decimal unless the binary text is exact; a file takes binary units only, and says so.
+    """
+    return _short(value_bytes, SIZE, {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}, digits)
+
+
+def short_percent(share: float, digits: int = 3) -> str:
+    """About `digits` significant digits, for reading: 0.0909 is `9.09%`."""
+    if not 0 <= share < float("inf"):
+        raise UnitError(f"{share} is not a share of at least 0")
+    return _rounded(Fraction(share) * 100, digits) + "%"
+
+
 def quote(value: Any, most: int = 60) -> str:
     """`value` in double quotes for a message, on one line, shortened, without control characters."""
     text = value if isinstance(value, str) else str(value)
@@ -246,6 +273,29 @@ def _canonical(unit: str) -> str:
 
 def _spelling(unit: str) -> str:
     return f"[{unit[0]}{unit[0].upper()}]bit" if unit[1:] == "bit" else unit
+
+
+def _short(value: float, quantity: Quantity, units: Mapping[str, int], digits: int) -> str:
+    """The exact text where that is short, else rounded, in the largest of `units` with a number of at least 1."""
+    if not 0 <= value <= MAX_VALUE:
+        raise UnitError(f"{value} {quantity.base} is outside of 0 to 2^63 - 1")
+    if value == int(value):
+        exact = quantity.format(int(value))
+        if sum(map(str.isdigit, exact)) <= digits:
+            return exact
+    for unit, factor in reversed(units.items()):
+        number = _rounded(Fraction(value) / factor, digits)
+        if not number.startswith("0"):
+            return number + unit
+    return _rounded(Fraction(value), digits) + next(iter(units))
+
+
+def _rounded(value: Fraction, digits: int) -> str:
+    """`value` to `digits` significant digits, in plain digits, without zeros after the last that counts."""
+    rounded = Decimal(value.numerator) / Decimal(value.denominator)
+    rounded = Context(prec=digits).plus(rounded)
+    text = f"{rounded:f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def _terminating(value: Fraction) -> str | None:

@@ -64,14 +64,16 @@ def _print(result: dict[str, Any]) -> None:
 
 def shown(value: float | None, unit: str) -> str:
     """A base-unit value for people."""
+    from testbed.units import short_duration, short_percent, short_rate, short_size
+
     if value is None:
         return "-"
     match unit:
-        case "ns":
-            return f"{value / 1e6:.3f} ms"
+        case "ns":  # a delay less its floor may come out a few microseconds below nothing
+            return ("-" if value < 0 else "") + short_duration(abs(value), 4)
         case "bit/s":
-            return f"{value / 1e6:.1f} mbit" if value < 1e9 else f"{value / 1e9:.3f} gbit"
+            return short_rate(value, 4)
         case "share":
-            return f"{value:.3%}"
+            return short_percent(value)
         case _:
-            return f"{value / 2**20:.2f} MiB" if value >= 2**20 else f"{value:.0f} B"
+            return short_size(value)

@@ -118,17 +118,17 @@ def print_links(links: list[dict[str, Any]]) -> None:
 
 
 def describe(asked: dict[str, Any]) -> str:
-    """One direction's impairment in the words of a topology file: `400mbit 20ms queue 2MB loss 1%`."""
-    from testbed.units import format_duration, format_percent, format_rate, format_size
+    """One direction's impairment, nearly in the words of a topology file: `400mbit 20ms queue 2MB loss 1%`."""
+    from testbed.units import format_percent, short_duration, short_rate, short_size
 
     words = [
-        format_rate(asked["rate_bps"]) if asked["rate_bps"] else "unlimited",
-        format_duration(asked["delay_ns"]),
+        short_rate(asked["rate_bps"], 4) if asked["rate_bps"] else "unlimited",
+        short_duration(asked["delay_ns"], 4),
     ]
     if asked["queue_bytes"]:
-        words.append(f"queue {format_size(asked['queue_bytes'])}{' codel' if asked['codel'] else ''}")
+        words.append(f"queue {short_size(asked['queue_bytes'])}{' codel' if asked['codel'] else ''}")
     if asked["jitter"]:
-        words.append(f"jitter {format_duration(asked['jitter']['std_ns'])} {asked['jitter']['distribution']}")
+        words.append(f"jitter {short_duration(asked['jitter']['std_ns'])} {asked['jitter']['distribution']}")
     loss = asked["loss"]
     if loss:
         words.append(f"loss {format_percent(loss['probability'])}" if "probability" in loss else "bursty loss")

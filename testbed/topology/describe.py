@@ -9,7 +9,7 @@ from typing import Any
 
 from testbed.impairment import BernoulliLoss, Impairment
 from testbed.topology.plan import HostPlan, LabPlan, RoutePlan, WanPlan
-from testbed.units import format_duration, format_percent, format_rate
+from testbed.units import format_percent, short_duration, short_percent, short_rate, short_size
 
 
 def describe(plan: LabPlan) -> list[str]:
@@ -30,15 +30,15 @@ def describe(plan: LabPlan) -> list[str]:
 
 
 def describe_direction(impairment: Impairment) -> str:
-    """One direction in human units: `400mbit, 20ms, queue 2,000,000 B (40 ms)`."""
-    parts = [format_rate(impairment.rate_bps) if impairment.rate_bps is not None else "no rate limit"]
-    parts.append(format_duration(impairment.delay_ns))
+    """One direction in human units: `400mbit, 20ms, queue 2MB (40ms)`."""
+    parts = [short_rate(impairment.rate_bps, 4) if impairment.rate_bps is not None else "no rate limit"]
+    parts.append(short_duration(impairment.delay_ns, 4))
     if impairment.jitter is not None:
-        parts.append(f"jitter {format_duration(impairment.jitter.std_ns)} {impairment.jitter.distribution}")
+        parts.append(f"jitter {short_duration(impairment.jitter.std_ns)} {impairment.jitter.distribution}")
     if isinstance(impairment.loss, BernoulliLoss):
         parts.append(f"loss {format_percent(impairment.loss.probability)}")
     elif impairment.loss is not None:
-        parts.append(f"bursty loss, {impairment.loss.mean:.3%} on average")
+        parts.append(f"bursty loss, {short_percent(impairment.loss.mean)} on average")
     for word, share in (
         ("duplicated", impairment.duplication),
         ("corrupted", impairment.corruption),
@@ -47,9 +47,9 @@ def describe_direction(impairment: Impairment) -> str:
         if share:
             parts.append(f"{format_percent(share)} {word}")
     if impairment.queue_bytes is not None:
-        drain_ms = impairment.serialization_ns(impairment.queue_bytes) / 1e6
+        drain = short_duration(impairment.serialization_ns(impairment.queue_bytes))
         codel = ", CoDel" if impairment.codel is not None else ""
-        parts.append(f"queue {impairment.queue_bytes:,} B ({round(drain_ms, 1):g} ms{codel})")
+        parts.append(f"queue {short_size(impairment.queue_bytes)} ({drain}{codel})")
     return ", ".join(parts)
 
 
@@ -72,7 +72,7 @@ def _host(host: HostPlan) -> str:
 
 def _wan(wan: WanPlan) -> Iterator[str]:
     driver = "" if wan.driver == "auto" else f", driver {wan.driver}"
-    tail = f"RTT {format_duration(wan.rtt_ns)}, MTU {wan.mtu}, {wan.congestion}{driver}"
+    tail = f"RTT {short_duration(wan.rtt_ns, 4)}, MTU {wan.mtu}, {wan.congestion}{driver}"
     if wan.forward == wan.backward:
         yield f"{wan.name}: {wan.a} <-> {wan.b}: {describe_direction(wan.forward)} each way; {tail}"
         return
@@ -82,9 +82,9 @@ def _wan(wan: WanPlan) -> Iterator[str]:
 
 
 def _route(route: RoutePlan) -> str:
-    rate = "no rate limit" if route.rate_bps is None else format_rate(route.rate_bps)
+    rate = "no rate limit" if route.rate_bps is None else short_rate(route.rate_bps, 4)
     path = " and ".join(route.links)
-    return f"{route.datacenter} reaches {route.destination} by {path}: {rate}, RTT {format_duration(route.rtt_ns)}"
+    return f"{route.datacenter} reaches {route.destination} by {path}: {rate}, RTT {short_duration(route.rtt_ns, 4)}"
 
 
 def _plain(value: Any) -> Any:

@@ -1,6 +1,7 @@
 """Units: what is accepted, exactly; what is refused, with a sentence that helps; round trips."""
 
 import re
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -21,6 +22,10 @@ from testbed.units import (
     parse_percent,
     parse_rate,
     parse_size,
+    short_duration,
+    short_percent,
+    short_rate,
+    short_size,
 )
 
 
@@ -247,8 +252,53 @@ def test_rates_sizes_and_shares_are_written_in_the_shortest_exact_form() -> None
 
 
 def test_a_negative_value_is_not_written() -> None:
-    with pytest.raises(UnitError, match="-1"):
-        format_duration(-1)
+    for write in (format_duration, short_duration, short_rate, short_size, short_percent):
+        with pytest.raises(UnitError, match="-1"):
+            write(-1)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0B"),
+        (500, "500B"),
+        (1500, "1.5kB"),
+        (96_000, "96kB"),
+        (65_536, "64KiB"),
+        (999_499, "999kB"),
+        (999_500, "1MB"),
+        (2_000_000, "2MB"),
+        (2_000_001, "2MB"),
+        (8 * 2**20, "8MiB"),
+        (1_234_567_890, "1.23GB"),
+    ],
+)
+def test_sizes_for_reading_are_short_and_binary_only_where_that_is_exact(value: int, text: str) -> None:
+    assert short_size(value) == text
+
+
+def test_durations_rates_and_shares_for_reading_are_short() -> None:
+    assert short_duration(20_000_000) == "20ms"
+    assert short_duration(13_333_333) == "13.3ms"
+    assert short_duration(20_013_456.7, 4) == "20.01ms"
+    assert short_duration(0.4) == "0.4ns"
+    assert short_rate(400_000_000) == "400mbit"
+    assert short_rate(33_333_333) == "33.3mbit"
+    assert short_rate(999_999_999) == "1gbit"
+    assert short_rate(396_123_456.7, 4) == "396.1mbit"
+    assert short_percent(1 / 11) == "9.09%"
+    assert short_percent(0.00012345) == "0.0123%"
+    assert short_percent(1) == "100%"
+
+
+@given(st.sampled_from([short_duration, short_rate]), st.integers(1, 10**15), st.integers(1, 6))
+def test_what_is_for_reading_is_near_the_value_and_never_a_fraction(
+    write: Callable[..., str], value: int, digits: int
+) -> None:
+    text = write(value, digits)
+    read = (parse_duration if write is short_duration else parse_rate)(text)
+    assert abs(read - value) <= value * 0.5 * 10 ** (1 - digits)
+    assert not text.startswith("0")
 
 
 @given(

@@ -8,7 +8,7 @@ from testbed.topology.checks.finding import Finding
 from testbed.topology.directions import effective, impairment, rtt_ns
 from testbed.topology.salvage import readable
 from testbed.topology.schema import TopologyFile, Wan
-from testbed.units import format_duration, format_rate
+from testbed.units import short_duration, short_rate, short_size
 
 # Of all memory; the rest is for workers, their KV and the page cache. A packet in the kernel takes about
 # twice its bytes (skb truesize), so links at the limit take half of the memory.
@@ -33,16 +33,16 @@ def check_memory(file: TopologyFile, memory_bytes: int) -> Iterator[Finding]:
         held, sums = _held(index, wan)
         if held > budget:
             message = (
-                f"may hold {_gib(held)} of packets ({', '.join(sums)}), more than the {_gib(budget)} that links may "
-                f"take here (a quarter of {_gib(memory_bytes)}); lower the rate, the delay or the queue"
+                f"may hold {short_size(held)} of packets ({', '.join(sums)}), more than the {short_size(budget)} that "
+                f"links may take here (a quarter of {short_size(memory_bytes)}); lower the rate, the delay or the queue"
             )
             yield Finding(("wan", index), message)
         else:
             total += held
     if total > budget:
         message = (
-            f"all links together may hold {_gib(total)} of packets, more than the {_gib(budget)} that links may take "
-            f"here (a quarter of {_gib(memory_bytes)}); lower rates, delays or queues"
+            f"all links together may hold {short_size(total)} of packets, more than the {short_size(budget)} that links "
+            f"may take here (a quarter of {short_size(memory_bytes)}); lower rates, delays or queues"
         )
         yield Finding(("wan",), message, at_key=True)
 
@@ -61,10 +61,6 @@ def _held(index: int, wan: Wan) -> tuple[int, list[str]]:
             continue
         line, buffer = value.delay_line_bytes() or 0, value.queue_bytes or 0
         held += line + buffer
-        rate, delay = format_rate(direction["rate"]), format_duration(value.longest_delay_ns())
-        sums.append(f"{direction.name} {rate} x {delay} = {_gib(line)} and a queue of {_gib(buffer)}")
+        rate, delay = short_rate(direction["rate"], 4), short_duration(value.longest_delay_ns(), 4)
+        sums.append(f"{direction.name} {rate} x {delay} = {short_size(line)} and a queue of {short_size(buffer)}")
     return held, sums
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:,.1f} GiB" if size >= 2**30 else f"{size / 2**20:,.1f} MiB"

@@ -9,7 +9,7 @@ from testbed.topology.explain import did_you_mean
 from testbed.topology.problems import Path
 from testbed.topology.salvage import readable
 from testbed.topology.schema import TopologyFile, Wan
-from testbed.units import format_rate, quote
+from testbed.units import quote, short_rate
 
 
 def check_wan(file: TopologyFile) -> Iterator[Finding]:
@@ -79,7 +79,7 @@ def _queue(direction: Effective, wan: Wan, rtt: int | None) -> Iterator[tuple[Pa
         return
     size = queue_bytes(rate, rtt, queue, wan.mtu)
     if size < wan.mtu:
-        sum_ = f" ({queue.bdp:g} x {format_rate(rate)} x RTT / 8)" if queue.bdp is not None else ""
+        sum_ = f" ({queue.bdp:g} x {short_rate(rate, 4)} x RTT / 8)" if queue.bdp is not None else ""
         yield path, f"{size:,} bytes{sum_} cannot hold one packet of {wan.mtu:,} bytes; make it larger"
 
 

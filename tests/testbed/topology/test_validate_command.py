@@ -12,7 +12,7 @@ def test_a_valid_file_is_described_and_the_status_is_0() -> None:
     result = run_pddbed("validate", "topologies/two-dc.yaml", "topologies/three-dc.yaml")
     assert (result.returncode, result.stderr) == (0, "")
     assert 'topologies/two-dc.yaml: lab "two-dc"' in result.stdout
-    assert "wan0: main <-> remote: 400mbit, 20ms, queue 2,000,000 B (40 ms) each way; RTT 40ms" in result.stdout
+    assert "wan0: main <-> remote: 400mbit, 20ms, queue 2MB (40ms) each way; RTT 40ms" in result.stdout
     assert 'topologies/three-dc.yaml: lab "three-dc"' in result.stdout
 
 

@@ -77,9 +77,9 @@ def test_more_packets_than_memory_holds_are_refused_with_the_sum(tmp_path: Path)
     )
     load_plan(file, memory_bytes=32 * 2**30)
     with pytest.raises(TopologyErrors) as caught:
-        load_plan(file, memory_bytes=10 * 2**30)  # each link alone holds 2 x (1000 MB + 200 MiB) = 2.25 GiB
-    assert "all links together may hold 4.5 GiB of packets, more than the 2.5 GiB" in str(caught.value)
+        load_plan(file, memory_bytes=10 * 2**30)  # each link alone holds 2 x (1GB + 200MiB) = 2.42GB
+    assert "all links together may hold 4.84GB of packets, more than the 2.5GiB" in str(caught.value)
     with pytest.raises(TopologyErrors) as caught:
         load_plan(file, memory_bytes=8 * 2**30)
     assert len(caught.value.problems) == 2
-    assert "forward 10gbit x 800ms = 953.7 MiB and a queue of 200.0 MiB" in str(caught.value)
+    assert "forward 10gbit x 800ms = 1GB and a queue of 200MiB" in str(caught.value)
