@@ -283,7 +283,7 @@ def _short(value: float, quantity: Quantity, units: Mapping[str, int], digits: i
         exact = quantity.format(int(value))
         if sum(map(str.isdigit, exact)) <= digits:
             return exact
-    for unit, factor in reversed(units.items()):
+    for unit, factor in sorted(units.items(), key=lambda item: -item[1]):
         number = _rounded(Fraction(value) / factor, digits)
         if not number.startswith("0"):
             return number + unit

@@ -41,8 +41,8 @@ def check_memory(file: TopologyFile, memory_bytes: int) -> Iterator[Finding]:
             total += held
     if total > budget:
         message = (
-            f"all links together may hold {short_size(total)} of packets, more than the {short_size(budget)} that links "
-            f"may take here (a quarter of {short_size(memory_bytes)}); lower rates, delays or queues"
+            f"all links together may hold {short_size(total)} of packets, more than the {short_size(budget)} that "
+            f"links may take here (a quarter of {short_size(memory_bytes)}); lower rates, delays or queues"
         )
         yield Finding(("wan",), message, at_key=True)
 
