@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from testbed.capture.counters import count_bytes
+from testbed.capture.points import capture
 from testbed.lab.control import Reply
 from testbed.lab.endpoints import endpoints
 from testbed.lab.network import Network
@@ -82,8 +84,10 @@ def _wan_set(lab: RunningLab, request: dict[str, Any]) -> Reply:
 
 
 def _wan_reset(lab: RunningLab, request: dict[str, Any]) -> Reply:
-    names = [request["link"]] if request["link"] else [wan.name for wan in lab.plan.wans]
-    return {"links": [lab.wan.reset(name) for name in names]}, []
+    if request["link"]:
+        return {"links": [lab.wan.reset(request["link"])]}, []
+    lab.wan.reset_all()
+    return {"links": lab.wan.show()}, []
 
 
 def _verify(lab: RunningLab, request: dict[str, Any]) -> Reply:
@@ -99,6 +103,8 @@ OPERATIONS: dict[str, Callable[[RunningLab, dict[str, Any]], Reply]] = {
     "wan-show": _wan_show,
     "wan-set": _wan_set,
     "wan-reset": _wan_reset,
+    "capture": capture,
+    "count-bytes": count_bytes,
 }
 
 

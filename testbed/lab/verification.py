@@ -12,7 +12,6 @@ from typing import Any
 
 import psutil
 
-from testbed.impairment import Impairment
 from testbed.lab.endpoints import endpoints
 from testbed.lab.network import Network
 from testbed.lab.wan import WanControl
@@ -40,15 +39,8 @@ class Verification:
         self._cpu_before = psutil.cpu_times()
 
     def measure_floor(self) -> None:
-        """Take every impairment away for a moment, measure the bare path, put them back. Call before traffic."""
-        for wan in self._plan.wans:
-            for direction in DIRECTIONS:
-                self._wan.apply(wan.name, direction, Impairment())
-        try:
-            self._floor = self._run("floor", quick=True)["floors"]
-        finally:
-            for wan in self._plan.wans:
-                self._wan.reset(wan.name)
+        """Measure the bare path: call while no link has an impairment, and before there is traffic."""
+        self._floor = self._run("floor", quick=True)["floors"]
 
     def run(self, quick: bool) -> dict[str, Any]:
         """Measure every link as it is asked to be now: `links`, `ok`, `faithful`, `reasons`."""

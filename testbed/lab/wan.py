@@ -74,6 +74,16 @@ class WanControl:
             self._apply(name, {"forward": plan.forward, "backward": plan.backward})
         return self._show(name)
 
+    def take_away(self) -> None:
+        """Every impairment of every link, until `reset_all`: for measuring the bare path."""
+        with self._lock:
+            for name in self._plans:
+                self._apply(name, dict.fromkeys(DIRECTIONS, Impairment()))
+
+    def reset_all(self) -> None:
+        for name in self._plans:
+            self.reset(name)
+
     def apply(self, name: str, direction: Direction, impairment: Impairment) -> None:
         """Apply a whole value, as a timeline does."""
         with self._lock:
