@@ -16,20 +16,15 @@ OVERHEAD_BYTES = 200
 class DelayLine:
     """`head` is the departure time of the first frame, FOREVER when empty."""
 
-    __slots__ = ("_early", "_entries", "_latest", "held_bytes", "limit_bytes")
+    __slots__ = ("_early", "_entries", "_latest", "head", "held_bytes", "limit_bytes")
 
     def __init__(self, limit_bytes: int) -> None:
         self._entries: deque[tuple[int, Frame, int]] = deque()
         self._early: deque[tuple[int, Frame, int]] = deque()  # those that overtake, in their own order
         self._latest = 0
+        self.head = FOREVER
         self.limit_bytes = limit_bytes  # of memory
         self.held_bytes = 0
-
-    @property
-    def head(self) -> int:
-        if self._early:
-            return min(self._early[0][0], self._entries[0][0] if self._entries else FOREVER)
-        return self._entries[0][0] if self._entries else FOREVER
 
     def __len__(self) -> int:
         return len(self._entries) + len(self._early)
@@ -43,6 +38,8 @@ class DelayLine:
             at = self._latest
         else:
             self._latest = at
+        if at < self.head:
+            self.head = at
         self.held_bytes += size
         self._entries.append((at, frame, size))
         return True
@@ -52,13 +49,18 @@ class DelayLine:
         size = frame_bytes + OVERHEAD_BYTES
         if self.held_bytes + size > self.limit_bytes:
             return False
+        if at < self.head:
+            self.head = at
         self.held_bytes += size
         self._early.append((at, frame, size))
         return True
 
     def pop(self) -> tuple[int, Frame]:
         """The first frame and its departure time."""
-        entries = self._early if self._early and self._early[0][0] <= self.head else self._entries
-        at, frame, size = entries.popleft()
+        entries, early = self._entries, self._early
+        at, frame, size = early.popleft() if early and early[0][0] == self.head else entries.popleft()
         self.held_bytes -= size
+        self.head = entries[0][0] if entries else FOREVER
+        if early and early[0][0] < self.head:
+            self.head = early[0][0]
         return at, frame

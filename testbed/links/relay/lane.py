@@ -65,9 +65,9 @@ class Lane:
                 self.dropped_write += 1
             if bottleneck.finish <= now:
                 bottleneck.advance(now)
-        if head == FOREVER:
-            # Nothing on the wire: the chunk in service comes next.
-            return bottleneck.finish + self._wire.least_delay_ns
+        if head == FOREVER or self._wire.overtakes:
+            # The chunk in service may come next.
+            return min(head, bottleneck.finish + self._wire.least_delay_ns)
         return head
 
     def applied(self) -> dict[str, Any]:

@@ -15,6 +15,10 @@ from testbed.links.relay.packet import READ_BYTES
 # Packets read from one device before the other lane's due frames are looked at again (64 KiB take ~15 us).
 _BATCH = 8
 _LONGEST_WAIT_NS = 1_000_000_000
+# Waking an idle CPU takes 50-150 us. After a pause of 2 ms or more the loop wakes this much early and polls until
+# the frame is due: at most 4 % of a CPU, and none of it when frames are frequent (the CPU is then awake anyway).
+_EARLY_NS = 80_000
+_PAUSE_NS = 2_000_000
 _WINDOW_NS = 1_000_000_000
 
 
@@ -41,6 +45,7 @@ def run(lanes: dict[int, Lane], control: Control, load: Load) -> None:
     control_fd = control.fileno()
     descriptors = [*lanes, control_fd]
     both = tuple(lanes.values())
+    polled_for = 0  # the deadline for which the loop woke early
     while True:
         now = monotonic_ns()
         deadline = now + _LONGEST_WAIT_NS
@@ -49,7 +54,13 @@ def run(lanes: dict[int, Lane], control: Control, load: Load) -> None:
             if due < deadline:
                 deadline = due
         before = monotonic_ns()
-        readable, _, _ = select(descriptors, (), (), max(0, deadline - before) / 1e9)
+        wait = deadline - before
+        if wait > _PAUSE_NS:
+            wait -= _EARLY_NS
+            polled_for = deadline
+        elif wait < 0 or deadline == polled_for:
+            wait = 0
+        readable, _, _ = select(descriptors, (), (), wait / 1e9)
         load.waited(before, monotonic_ns())
         for fd in readable:
             if fd == control_fd:

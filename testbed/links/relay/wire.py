@@ -39,21 +39,21 @@ class Wire:
             impairment.loss or impairment.duplication or impairment.corruption or impairment.reordering
         )
         self._delay_ns = impairment.delay_ns
+        self.overtakes = impairment.reordering > 0
+        # No segment that enters the wire from now on departs sooner after:
+        self.least_delay_ns = 0 if impairment.jitter or self.overtakes else impairment.delay_ns
         if impairment.jitter is None:
             self._jitter = None
         elif old is None or impairment.jitter != old.jitter:
             self._jitter = JitterProcess(impairment.jitter, self._random["jitter"], now)
 
-    @property
-    def least_delay_ns(self) -> int:
-        """No segment that enters the wire from now on departs sooner after."""
-        assert self._impairment is not None
-        return 0 if self._jitter or self._impairment.reordering else self._delay_ns
-
     def carry(self, packet: Packet, first: int, last: int, at: int) -> None:
         """Segments first..last-1 enter the wire at `at`."""
         if self._untouched:
-            self._send(packet, first, last, at)
+            if last - first == packet.segments:
+                self._push(packet.data, packet.ip_bytes, last, at)
+            else:
+                self._send(packet, first, last, at)
             return
         hits = {name: {first + index for index in process.among(last - first)} for name, process in self._hits.items()}
         for segment in sorted(set().union(*hits.values())):

@@ -103,6 +103,15 @@ def test_reordered_packets_skip_the_delay_and_the_others_keep_their_order() -> N
     assert numbers[False] == sorted(numbers[False])
 
 
+def test_a_packet_that_overtakes_leaves_the_bottleneck_in_time() -> None:
+    wire = Wire(Impairment(rate_bps=12_000_000, queue_bytes=1_000_000, delay_ns=50 * MS, reordering=0.2))
+    for number in range(100):
+        wire.arrive(numbered(number, 1500))
+    wire.run_until(1000 * MS)
+    assert wire.lane.lateness.max_ns == 0
+    assert {at - (int.from_bytes(data[30:34], "big") + 1) * MS for at, data in wire.written} == {0, 50 * MS}
+
+
 def test_jitter_varies_the_delay_and_never_reorders_nor_sends_before_arrival() -> None:
     wire = Wire(Impairment(delay_ns=MS, jitter=Jitter(5 * MS)))
     for number in range(3000):
