@@ -32,7 +32,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt | packages
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: $(PYTHON) is older than 3.11; set PYTHON=" >&2; exit 1; }
 	@echo "installing Python packages into $(VENV) (torch alone is 200 MB)"
 	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]' 2>&1 | { grep -v '^WARNING: Location' || true; }; exit $${PIPESTATUS[0]}
+	@$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]' >$(VENV)/install.log 2>&1 || { tail -20 $(VENV)/install.log >&2; exit 1; }
 	@touch $@
 
 link: $(VENV)/.installed

@@ -26,10 +26,12 @@ COMMANDS: dict[str, dict[str, str]] = {
     },
     "WAN": {
         "wan": "testbed.cli.wan:wan",
+        "capture": "testbed.cli.capture:capture",
+        "audit": "testbed.cli.audit:audit",
         "verify": "testbed.cli.verify:verify",
     },
     "Serving": {
-        "ask": "testbed.cli.ask:ask",
+        "ask": "workers.cli.ask:ask_command",
         "model": "workers.cli.model:model",
     },
     "Machine": {

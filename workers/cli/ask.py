@@ -10,26 +10,37 @@ from rich.console import Console
 from rich.text import Text
 
 from testbed.cli import CommandError
+from testbed.cli.options import lab_option, sentences
+from testbed.lab.record import LabError, find_record
 from workers.cli.stream import Piece, stream_answer
 from workers.cli.timeline import ASCII, Marks, draw, handover_sentence, milliseconds, rows_of
 
 MIN_CELLS, MAX_CELLS = 60, 100
-DEFAULT_API = "http://127.0.0.1:8000"
 ROLE_WORDS = {"pdd_relay": "relay decode", "pdd_main": "main decode", "pdd_prefill": "prefill"}
 
 
-@click.command()
+@click.command("ask")
 @click.argument("prompt")
-@click.option("--api", default=DEFAULT_API, show_default=True, help="The gateway's address.")
+@lab_option
+@click.option("--api", metavar="URL", help="A gateway's address, instead of a lab's.")
 @click.option("--max-tokens", type=click.IntRange(1), default=128, show_default=True)
 @click.option("--model", default=None, help="Fail unless the lab serves this model.")
 @click.option("--system", default=None, help="A system message (chat only).")
 @click.option("--raw/--chat", default=False, help="Continue the text, or answer it through the model's chat template.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object: text, tokens by instance, record.")
 @click.option("--no-color", is_flag=True, help="Mark the instances by name instead of colour (as with NO_COLOR set).")
-def ask_command(prompt: str, api: str, **options: Any) -> None:
+@sentences
+def ask_command(prompt: str, lab: str | None, api: str | None, **options: Any) -> None:
     """Answer PROMPT ("-" reads it from standard input) and show where each token was made."""
-    ask(api, prompt, **options)
+    ask(api or _api_of(lab), prompt, **options)
+
+
+def _api_of(lab: str | None) -> str:
+    record = find_record(lab)
+    url: str | None = record.state().get("api")
+    if url is None:
+        raise LabError(f'lab "{record.name}" has no API: it runs without workers, or without a gateway')
+    return url
 
 
 def ask(
