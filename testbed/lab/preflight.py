@@ -5,19 +5,20 @@ Owns the checks against the machine; the file itself has been checked before. Bu
 
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from testbed.lab import cgroups
-from testbed.links import kernel
-from testbed.topology.plan import LabPlan
+from testbed.links import kernel, refusal
+from testbed.topology.plan import LabPlan, WanPlan
 
 
 @dataclass
 class Readiness:
-    """The plan as it will be built, the driver that `auto` stands for, and what stands in the way."""
+    """The plan as it will be built, every link's driver chosen, and what stands in the way."""
 
     plan: LabPlan
-    driver: str = ""
+    driver: str = ""  # of the links, for people: `netem`, or both names where they differ
     problems: list[str] = field(default_factory=list)
 
 
@@ -42,13 +43,40 @@ def check(plan: LabPlan, wan_driver: str, with_workers: bool) -> Readiness:
 
 
 def _check_drivers(readiness: Readiness) -> None:
-    available = {"netem": kernel.netem_problem(), "userspace": kernel.tun_problem()}
-    readiness.driver = "netem" if available["netem"] is None else "userspace"
+    missing = {"netem": kernel.netem_problem(), "userspace": kernel.tun_problem()}
+    chosen = []
     for wan in readiness.plan.wans:
-        driver = readiness.driver if wan.driver == "auto" else wan.driver
-        problem = available[driver]
+        driver, problem = choose_driver(wan, missing)
+        chosen.append(replace(wan, driver=driver))
         if problem is not None:
-            readiness.problems.append(f'wan "{wan.name}": the {driver} driver does not work here: {problem}')
+            readiness.problems.append(f'wan "{wan.name}": {problem}')
+    readiness.plan = replace(readiness.plan, wans=tuple(chosen))
+    readiness.driver = ", ".join(sorted({wan.driver for wan in chosen})) or "none"
+
+
+def choose_driver(wan: WanPlan, missing: Mapping[str, str | None]) -> tuple[str, str | None]:
+    """The driver that will emulate a link, and why it cannot (None when it can).
+
+    `missing` says of each driver, the preferred one first, why this machine lacks it. `auto` takes the first that
+    is there and can do what the link asks.
+    """
+    reasons = {}
+    for driver in missing if wan.driver == "auto" else (wan.driver,):
+        lacking = missing[driver]
+        problem = f"the {driver} driver does not work here: {lacking}" if lacking else refusal_of(wan, driver)
+        if problem is None:
+            return driver, None
+        reasons[driver] = problem
+    return list(reasons)[-1], "; ".join(reasons.values())
+
+
+def refusal_of(wan: WanPlan, driver: str) -> str | None:
+    """Why a driver cannot do what the file asks of a link; None when it can."""
+    for impairment in (wan.forward, wan.backward):
+        refused = refusal(driver, impairment, wan.mtu)
+        if refused is not None:
+            return refused
+    return None
 
 
 def _check_cpus(readiness: Readiness) -> None:

@@ -91,6 +91,10 @@ class WanControl:
 
     def _apply(self, name: str, wanted: Mapping[Direction, Impairment]) -> None:
         for direction, impairment in wanted.items():
+            refused = self._links[name].refuses(impairment, self._plans[name].mtu)
+            if refused is not None:
+                raise ChangeError(f'wan "{name}" ({direction}): {refused}')
+        for direction, impairment in wanted.items():
             if impairment != self._asked[name][direction]:
                 self._links[name].apply(direction, impairment)
                 self._asked[name][direction] = impairment

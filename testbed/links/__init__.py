@@ -2,18 +2,29 @@
 
 from pathlib import Path
 
+from testbed.impairment import Impairment
 from testbed.links.base import WanEnd, WanLink
 from testbed.topology.plan import WanPlan
 
 
+def refusal(driver: str, impairment: Impairment, mtu: int) -> str | None:
+    """Why the named driver cannot do what one direction is asked; None when it can. See `WanLink.refuses`."""
+    return _driver(driver).refuses(impairment, mtu)
+
+
 def make_link(driver: str, plan: WanPlan, ends: tuple[WanEnd, WanEnd], node_pid: int, run_dir: Path) -> WanLink:
-    """The link of the named driver, not built yet. Drivers are imported when they are used."""
-    if driver == "netem":
+    """The link of the named driver, not built yet."""
+    return _driver(driver)(plan, ends, node_pid, run_dir)
+
+
+def _driver(name: str) -> type[WanLink]:
+    """Drivers are imported when they are used."""
+    if name == "netem":
         from testbed.links.netem import NetemLink
 
-        return NetemLink(plan, ends, node_pid, run_dir)
-    if driver == "userspace":
+        return NetemLink
+    if name == "userspace":
         from testbed.links.userspace import UserspaceLink
 
-        return UserspaceLink(plan, ends, node_pid, run_dir)
-    raise ValueError(f"no WAN driver {driver!r}")
+        return UserspaceLink
+    raise ValueError(f"no WAN driver {name!r}")

@@ -37,6 +37,15 @@ class WanLink(ABC):
 
     driver: str
 
+    @classmethod
+    def refuses(cls, impairment: Impairment, mtu: int) -> str | None:
+        """Why this driver cannot do what one direction is asked; None when it can.
+
+        One sentence that begins with the value's name (`codel: ...`). Judged by the values alone: what this machine
+        lacks is found by `kernel`, what does not fit into its memory by `build` and `apply`.
+        """
+        return None
+
     def __init__(self, plan: WanPlan, ends: tuple[WanEnd, WanEnd], node_pid: int, run_dir: Path) -> None:
         self.plan = plan
         self.ends = ends

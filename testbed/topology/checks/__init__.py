@@ -5,6 +5,7 @@ Checks run on whatever could be read (`salvage`), and stay silent about what dep
 
 from collections.abc import Iterator
 
+from testbed.topology.checks.drivers import check_drivers
 from testbed.topology.checks.finding import Finding
 from testbed.topology.checks.hosts import check_hosts
 from testbed.topology.checks.memory import check_memory
@@ -23,4 +24,5 @@ def run_checks(file: TopologyFile, memory_bytes: int) -> Iterator[Finding]:
     """Every mistake between values; `memory_bytes` is what this machine has."""
     for check in (check_names, check_subnets, check_hosts, check_roles, check_ports, check_wan, check_unsupported):
         yield from check(file)
+    yield from check_drivers(file)
     yield from check_memory(file, memory_bytes)

@@ -59,8 +59,6 @@ def _directions(index: int, wan: Wan) -> Iterator[Finding]:
 
 def _queue(direction: Effective, wan: Wan, rtt: int | None) -> Iterator[tuple[Path, str]]:
     queue, rate, path = direction["queue"], direction["rate"], direction.paths["queue"]
-    if queue is not None and queue.codel is True and wan.driver == "netem":
-        yield (*path, "codel"), "codel needs the userspace driver; set driver: userspace, or remove codel"
     if queue is None or not readable(queue):
         return
     if queue.bdp is not None and queue.bytes is not None:

@@ -7,7 +7,7 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from testbed.topology.checks.unsupported import UNBUILT_IMPAIRMENTS
+from testbed.impairment import GilbertElliottLoss
 from testbed.topology.load import plan_from_text
 from testbed.topology.plan import LabPlan
 from testbed.topology.problems import TopologyErrors
@@ -159,15 +159,11 @@ def replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
     return copy
 
 
-def test_the_example_of_the_design_is_a_plan_but_for_what_no_driver_does_yet() -> None:
-    result = load(yaml.safe_dump(DESIGN_EXAMPLE, sort_keys=False))
-    refused = {f"wan[0].{key}" for key in UNBUILT_IMPAIRMENTS if key in DESIGN_EXAMPLE["wan"][0]}
-    if refused:
-        assert isinstance(result, TopologyErrors)
-        assert {problem.path for problem in result.problems} == refused
-        assert all("not available in this version" in problem.message for problem in result.problems)
-    wan = {key: value for key, value in DESIGN_EXAMPLE["wan"][0].items() if key not in UNBUILT_IMPAIRMENTS}
-    assert isinstance(load(yaml.safe_dump({**DESIGN_EXAMPLE, "wan": [wan]}, sort_keys=False)), LabPlan)
+def test_the_example_of_the_design_is_a_plan() -> None:
+    plan = load(yaml.safe_dump(DESIGN_EXAMPLE, sort_keys=False))
+    assert isinstance(plan, LabPlan), plan
+    assert plan.wans[0].forward.loss == GilbertElliottLoss(0.01, 0.1, 0.7, 0.001)
+    assert plan.wans[0].backward.loss is None
 
 
 @settings(max_examples=250, suppress_health_check=[HealthCheck.too_slow])
