@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from workers.gateway.disconnect import ClientGone
 from workers.gateway.dispatcher import Dispatcher
@@ -87,12 +88,15 @@ def build_app(dispatcher: Dispatcher) -> FastAPI:
 
 
 async def read_body(request: Request) -> bytes:
-    """The whole body, at most MAX_BODY_BYTES. Raises ApiError (413)."""
+    """The whole body, at most MAX_BODY_BYTES. Raises ApiError (413), ClientGone."""
     body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_BODY_BYTES:
-            raise ApiError(413, f"the body exceeds {MAX_BODY_BYTES} bytes; send a shorter prompt")
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > MAX_BODY_BYTES:
+                raise ApiError(413, f"the body exceeds {MAX_BODY_BYTES} bytes; send a shorter prompt")
+    except ClientDisconnect:
+        raise ClientGone from None
     return bytes(body)
 
 

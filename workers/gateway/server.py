@@ -13,6 +13,7 @@ from workers.gateway.app import build_app
 from workers.gateway.dispatcher import Dispatcher
 from workers.models import LoadedModel
 from workers.policy import NoRoute
+from workers.wire.counters import Counters
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,10 @@ class Gateway:
             )
         )
         self._serving: asyncio.Task[None] | None = None
+
+    @property
+    def counters(self) -> Counters:
+        return self.dispatcher.peers.local.counters
 
     async def start(self, listener: socket.socket) -> None:
         """Connect to the workers, then serve HTTP on `listener`. Raises NoRoute when no pipeline is complete."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,9 @@ class Served:
 
     def get(self, path: str) -> httpx.Response:
         return self._runner.run(self.wan.http.get(path))
+
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
+        self._runner.run(work)
 
     def wait_for(self, condition: Callable[[], bool], what: str) -> None:
         for _ in range(100):
@@ -215,6 +218,25 @@ def test_fields_at_their_neutral_values_are_accepted_as_load_generators_send_the
 
 def test_a_body_beyond_the_limit_is_refused_unread(lab: Served) -> None:
     assert lab.post("/v1/completions", None, raw=b'{"prompt": "' + b"x" * (17 << 20)).status_code == 413
+    within = lab.post("/v1/completions", None, raw=b'{"prompt": "' + b"x" * (10 << 20) + b'"}')
+    assert within.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_a_client_that_leaves_before_its_body_is_whole_is_no_error(
+    lab: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def leave() -> None:
+        url = lab.wan.http.base_url
+        _, writer = await asyncio.open_connection(url.host, url.port)
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        await writer.drain()
+        await asyncio.sleep(0.05)
+        writer.close()
+        await asyncio.sleep(0.1)
+
+    lab.run(leave())
+    assert "Exception" not in caplog.text
+    assert lab.get("/health").status_code == 200
 
 
 def test_wrong_paths_and_methods_get_the_error_shape(lab: Served) -> None:

@@ -1,6 +1,7 @@
 """A client that leaves takes everything with it, within a second, whatever the request was doing."""
 
 import asyncio
+import random
 import time
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import httpx
 import pytest
 
 from tests.workers.serving import SlowWan, eventually, prompt_of, run
+from workers.engine import Sampling, generate
 from workers.models import LoadedModel
 
 
@@ -85,5 +87,38 @@ def test_on_main_decode(tiny: LoadedModel, tmp_path: Path) -> None:
     async def test() -> None:
         async with SlowWan(tiny, tmp_path, None) as lab:
             await leave_when(lab, "main decode", prompt_of(100), True)
+
+    run(test())
+
+
+def test_in_a_crowd_those_who_stay_are_answered_rightly_and_nothing_is_left(tiny: LoadedModel, tmp_path: Path) -> None:
+    chance = random.Random(5)
+    cases = []
+    for seed, length in enumerate((1, 15, 16, 17, 100, 300)):
+        prompt = prompt_of(length, seed=seed)
+        cases.append((prompt, 20 + seed, generate(tiny, prompt, Sampling(max_tokens=20 + seed))))
+
+    async def test() -> None:
+        async with SlowWan(tiny, tmp_path, 20e6) as lab:
+            at_once = asyncio.Semaphore(10)
+            answered: list[bool] = []
+
+            async def one() -> None:
+                async with at_once:
+                    prompt, tokens, expected = chance.choice(cases)
+                    asking = asyncio.create_task(lab.complete(prompt, tokens))
+                    if chance.random() < 0.3:
+                        await asyncio.wait([asking], timeout=chance.random() * 0.3)
+                        asking.cancel()
+                        await asyncio.gather(asking, return_exceptions=True)
+                        return
+                    answer = await asking
+                    answered.append(answer["pdd"]["token_ids"] == expected)
+
+            await asyncio.gather(*(one() for _ in range(80)))
+            assert len(answered) > 40
+            assert all(answered)
+            await lab.check_released(within_s=2)
+            assert all(not worker._tasks for worker in lab.workers), "no task is left behind"
 
     run(test())

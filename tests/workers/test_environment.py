@@ -1,0 +1,88 @@
+"""The environment of a worker: parsed whole, or every mistake named."""
+
+import json
+from typing import Any
+
+import pytest
+
+from workers.environment import EnvironmentProblem, Serving, read_environment
+from workers.models import ModelSpec
+from workers.wire.deadlines import Path
+
+GOOD = {
+    "PDDBED_LAB": "lab",
+    "PDDBED_HOST": "md0",
+    "PDDBED_ROLE": "main-decode",
+    "PDDBED_ADDRESS": "10.2.0.2",
+    "PDDBED_PORT": "7000",
+    "PDDBED_SECRET": "ab" * 32,
+    "PDDBED_DATACENTER": "remote",
+    "PDDBED_MODEL": '{"name": "tiny", "seed": 3}',
+    "PDDBED_PEERS": json.dumps(
+        [
+            {"name": "p0", "role": "prefill", "datacenter": "main", "address": "10.1.0.2", "port": 7000},
+            {"name": "md0", "role": "main-decode", "datacenter": "remote", "address": "10.2.0.2", "port": 7000},
+            {"name": "md1", "role": "main-decode", "datacenter": "remote", "address": "10.2.0.3", "port": 7000},
+            {"name": "iperf", "role": None, "datacenter": "main", "address": "10.1.0.9", "port": 7000},
+        ]
+    ),
+    "PDDBED_WAN": '{"main": {"rtt_ns": 40000000, "rate_bps": 400000000}}',
+    "PDDBED_SERVING": json.dumps(
+        {
+            "pipeline": "cdc-pd",
+            "relay_threshold": 0.9,
+            "handoff": "auto",
+            "block_size": 32,
+            "kv_pool": {"connections": 4},
+            "kv_send": "after-prefill",
+        }
+    ),
+    "PDDBED_READY_FD": "5",
+    "PDDBED_RECORDS": "/tmp/records",
+}
+
+
+def test_everything_is_read_once() -> None:
+    environment = read_environment(GOOD)
+    assert (environment.host, environment.role, environment.port) == ("md0", "main-decode", 7000)
+    assert environment.model == ModelSpec("tiny", seed=3)
+    assert environment.serving == Serving("cdc-pd", 0.9, "auto", 32, 4, "after-prefill")
+    assert environment.ready_fd == 5
+    assert environment.api_fd is None
+    assert {peer.name: peer.path for peer in environment.peers} == {
+        "p0": Path(40_000_000, 400_000_000),
+        "md1": Path(),
+    }, "not itself, not a host that runs a program of its own; the WAN's delay only to the other datacenter"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"PDDBED_HOST": None}, "PDDBED_HOST is not set"),
+        ({"PDDBED_ROLE": "cook"}, "PDDBED_ROLE is 'cook'; it must be one of gateway, prefill"),
+        ({"PDDBED_PORT": "70000"}, "PDDBED_PORT is '70000'; it must be a whole number from 0 to 65535"),
+        ({"PDDBED_SECRET": "xyz"}, "PDDBED_SECRET is not hexadecimal"),
+        ({"PDDBED_SECRET": "abcd"}, "PDDBED_SECRET has 2 bytes; it needs at least 16"),
+        ({"PDDBED_MODEL": "{"}, "PDDBED_MODEL is not JSON"),
+        ({"PDDBED_MODEL": '{"nam": 1}'}, "PDDBED_MODEL does not describe a model"),
+        ({"PDDBED_PEERS": "{}"}, "PDDBED_PEERS must be a JSON list"),
+        ({"PDDBED_PEERS": '[{"name": "x"}]'}, "a peer needs name, role, address and port"),
+        ({"PDDBED_WAN": '{"main": {}}'}, "PDDBED_WAN of 'main'"),
+        ({"PDDBED_SERVING": '{"pipeline": "magic"}'}, "serving.pipeline 'magic' is not built yet; use one of pdd"),
+        ({"PDDBED_SERVING": '{"kv_send": "chunked"}'}, "serving.kv_send 'chunked' is not built yet"),
+        ({"PDDBED_SERVING": '{"block_size": 0}'}, "serving.block_size is 0"),
+        ({"PDDBED_SERVING": '{"kv_pool": {"connections": true}}'}, "serving.kv_pool.connections is True"),
+        ({"PDDBED_SERVING": '{"relay_threshold": 95}'}, "serving.relay_threshold is 95; it must be a share"),
+    ],
+)
+def test_a_mistake_is_named(changes: dict[str, Any], message: str) -> None:
+    variables = {key: value for key, value in {**GOOD, **changes}.items() if value is not None}
+    with pytest.raises(EnvironmentProblem) as problem:
+        read_environment(variables)
+    assert message in str(problem.value)
+
+
+def test_all_mistakes_are_named_at_once() -> None:
+    with pytest.raises(EnvironmentProblem) as problem:
+        read_environment({"PDDBED_ROLE": "cook", "PDDBED_PORT": "x", "PDDBED_PEERS": "["})
+    assert len(str(problem.value).splitlines()) == 6

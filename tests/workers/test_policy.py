@@ -1,0 +1,58 @@
+"""Which workers a request gets: pure decisions, no network."""
+
+import pytest
+
+from workers.policy import NoRoute, Route, WorkerView, choose_route, pipeline_for
+
+
+def view(name: str, role: str, active: int = 0, connected: str = "") -> WorkerView:
+    return WorkerView(name, role, active, frozenset(connected.split()))
+
+
+WORKERS = [
+    view("p0", "prefill", 2, "rld0 rld1 md0 md1"),
+    view("p1", "prefill", 1, "rld0 rld1 md0 md1"),
+    view("rld0", "relay-decode", 0, "md0 md1"),
+    view("rld1", "relay-decode", 0, "md0 md1"),
+    view("md0", "main-decode", 3),
+    view("md1", "main-decode", 2),
+]
+
+
+def test_the_hit_rate_chooses_the_pipeline_of_pdd() -> None:
+    assert pipeline_for("pdd", 0.951, 0.95)[0] == "p-md"
+    assert pipeline_for("pdd", 0.95, 0.95) == ("p-rld-md", "hit rate 95.0% is not above 95.0%")
+    assert [pipeline_for(policy, 0.0, 0.95)[0] for policy in ("cdc-pd", "idc-pd", "single")] == ["p-md", "p-rld", "p"]
+
+
+def test_the_least_busy_worker_of_each_role_is_taken_ties_by_name() -> None:
+    assert choose_route("p-rld-md", "why", WORKERS) == Route("p-rld-md", "p1", "rld0", "md1", "why")
+    assert choose_route("p-md", "", WORKERS).workers == ("p1", "md1")
+    assert choose_route("p-rld", "", WORKERS).workers == ("p1", "rld0")
+    assert choose_route("p", "", WORKERS).workers == ("p1",)
+
+
+def test_a_prefill_that_reaches_nobody_is_passed_over() -> None:
+    lonely = [view("p9", "prefill", 0, ""), *WORKERS]
+    assert choose_route("p-rld-md", "", lonely).prefill == "p1"
+
+
+def test_main_decode_must_be_reached_by_the_relay_too() -> None:
+    workers = [view("p0", "prefill", 0, "rld0 md0 md1"), view("rld0", "relay-decode", 0, "md1"), *WORKERS[4:]]
+    assert choose_route("p-rld-md", "", workers).main == "md1"
+
+
+@pytest.mark.parametrize(
+    ("workers", "missing"),
+    [
+        ([], "no prefill worker is connected"),
+        ([view("p0", "prefill", 0, "md0"), view("md0", "main-decode")], "p0 reaches no relay-decode worker"),
+        (
+            [view("p0", "prefill", 0, "rld0 md0"), view("rld0", "relay-decode"), view("md0", "main-decode")],
+            "p0 and rld0 reach no main-decode worker",
+        ),
+    ],
+)
+def test_what_is_missing_is_named(workers: list[WorkerView], missing: str) -> None:
+    with pytest.raises(NoRoute, match=missing):
+        choose_route("p-rld-md", "", workers)
