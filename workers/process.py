@@ -9,6 +9,7 @@ import socket
 import sys
 from typing import Protocol
 
+from workers.bytelog import ByteLog
 from workers.environment import WorkerEnvironment
 from workers.gateway.server import Gateway
 from workers.models import LoadedModel
@@ -16,6 +17,7 @@ from workers.policy import NoRoute
 from workers.roles.main_decode import MainDecodeWorker
 from workers.roles.prefill import PrefillWorker
 from workers.roles.relay_decode import RelayDecodeWorker
+from workers.wire.counters import Counters
 
 ROLE_CLASSES = {
     "prefill": PrefillWorker,
@@ -30,6 +32,9 @@ class WorkerError(Exception):
 
 class Running(Protocol):
     """A gateway or a worker."""
+
+    @property
+    def counters(self) -> Counters: ...
 
     async def start(self, listener: socket.socket) -> None: ...
 
@@ -75,6 +80,8 @@ async def serve(environment: WorkerEnvironment, loaded: LoadedModel) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     running = make(environment, loaded)
+    byte_log = ByteLog(environment.records, environment.host, running.counters)
+    loop.add_signal_handler(signal.SIGUSR1, byte_log.write)
     starting = asyncio.create_task(running.start(open_listener(environment)))
     stopping = asyncio.create_task(stop.wait())
     try:
@@ -90,6 +97,7 @@ async def serve(environment: WorkerEnvironment, loaded: LoadedModel) -> None:
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
         await running.close()
+        byte_log.write()
 
 
 def run(environment: WorkerEnvironment, loaded: LoadedModel) -> int:

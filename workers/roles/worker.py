@@ -17,6 +17,7 @@ from workers.engine import BlockPool, EngineRunner, OutOfBlocks, Sampling, Seque
 from workers.environment import WorkerEnvironment
 from workers.models import LoadedModel
 from workers.wire.connection import Local
+from workers.wire.counters import Counters
 from workers.wire.frames import PROTOCOL_VERSION, WireError
 from workers.wire.kv_receive import Receiver
 from workers.wire.messages import (
@@ -139,6 +140,10 @@ class Worker:
         self.active: dict[str, Active] = {}
         self.ended = Bounded()
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def counters(self) -> Counters:
+        return self.peers.local.counters
 
     async def start(self, listener: socket.socket | None) -> None:
         """Start the engine, accept on `listener`, dial whom this role dials."""

@@ -88,7 +88,7 @@ class Dissector:
                 continue
             if self._in_step and len(self._buffer) >= HEADER.size:
                 # the header was there, some of its message was not: the frame's end is known all the same
-                header = parse_header(self._buffer[: HEADER.size])
+                header = self._peek()
                 self._message_left = header.message_bytes - (len(self._buffer) - HEADER.size)
                 self._buffer.clear()
                 self._begin(header, None)
@@ -105,7 +105,7 @@ class Dissector:
             body = self._header.body_bytes - self._body_left
             yield Piece(self._frame_ns, COUNTED_AS[self._header.kind], seen, body, self._message, whole=False)
         elif self._in_step and len(self._buffer) >= HEADER.size:
-            kind = parse_header(self._buffer[: HEADER.size]).kind
+            kind = self._peek().kind
             yield Piece(self._buffer_ns, COUNTED_AS[kind], len(self._buffer), whole=False)
         elif self._buffer:
             yield Piece(self._buffer_ns, UNKNOWN, len(self._buffer))
@@ -148,7 +148,7 @@ class Dissector:
             if len(self._buffer) < HEADER.size:
                 return
             try:
-                header = parse_header(self._buffer[: HEADER.size])
+                header = self._peek()
                 head_bytes = HEADER.size + header.message_bytes
                 if len(self._buffer) < head_bytes:
                     return
@@ -164,6 +164,10 @@ class Dissector:
             if (done := self._done()) is None:
                 return
             yield done
+
+    def _peek(self) -> Header:
+        """The header at the beginning of the buffer. Raises FrameError."""
+        return parse_header(bytes(self._buffer[: HEADER.size]))
 
     def _verified(self, header: Header) -> bytes:
         message = bytes(self._buffer[HEADER.size : HEADER.size + header.message_bytes])
@@ -184,7 +188,7 @@ class Dissector:
             if len(self._buffer) < HEADER.size:
                 return
             try:
-                header = parse_header(self._buffer[: HEADER.size])
+                header = self._peek()
                 if len(self._buffer) < HEADER.size + header.message_bytes:
                     return
                 self._verified(header)

@@ -1,0 +1,263 @@
+"""What a capture holds against what the workers counted: rows by class and direction, by request, and a verdict.
+
+Pure but for reading the file and the notes. A worker's counters are compared over the time between its first and its
+last note inside the capture; both the sender's and the receiver's count are held against the packets.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from testbed.capture import counters, pcapng
+from testbed.capture.context import Context, LabHost
+from testbed.capture.counters import Counted
+from testbed.capture.flows import Books, DirectionFacts, PairBytes, RequestBytes, Window
+from testbed.capture.packets import FileFacts, read_segments
+from workers.wire.counters import CLASSES
+from workers.wire.dissect import UNKNOWN
+
+TOLERANCE = 0.01
+TOTAL = "all frames"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Bytes of one class in one direction. None: not counted by anybody."""
+
+    traffic: str
+    direction: str
+    in_file: int  # in the whole capture
+    captured: int | None = None  # while the senders counted
+    counted: int | None = None  # by the senders
+    captured_for_receivers: int | None = None
+    received: int | None = None  # counted by the receivers
+    at_edges: int = 0
+    judged: bool = False  # False where the payload does not tell the class
+
+    @property
+    def difference(self) -> float | None:
+        """The larger relative difference, against what was counted."""
+        if self.counted is None or self.captured is None:
+            return None
+        differences = [relative(self.captured, self.counted)]
+        if self.received is not None and self.captured_for_receivers is not None:
+            differences.append(relative(self.captured_for_receivers, self.received))
+        return max(differences, key=abs)
+
+    @property
+    def ok(self) -> bool:
+        return not self.judged or self.difference is None or abs(self.difference) <= TOLERANCE
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRow:
+    """One request: KV of blocks captured and recorded (None: nothing to compare), and all its frames."""
+
+    request: str
+    kv_bytes: int
+    recorded_kv_bytes: int | None
+    token_ids: Mapping[str, int]  # by direction
+    bytes: Mapping[str, Mapping[str, int]]  # class -> direction -> bytes
+
+    @property
+    def ok(self) -> bool:
+        recorded = self.recorded_kv_bytes
+        return recorded is None or abs(relative(self.kv_bytes, recorded)) <= TOLERANCE
+
+
+@dataclass
+class Audit:
+    """The whole result."""
+
+    context: Context
+    facts: FileFacts
+    dropped: int | None  # packets that the capture lost; None: not known
+    rows: list[Row] = field(default_factory=list)
+    directions: dict[str, DirectionFacts] = field(default_factory=dict)
+    other_packets: dict[str, int] = field(default_factory=dict)  # not TCP, by direction
+    requests: list[RequestRow] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)  # any of them fails the audit
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems and all(row.ok for row in self.rows) and all(row.ok for row in self.requests)
+
+
+def relative(captured: int, counted: int) -> float:
+    """(captured - counted) / counted; infinite where nothing was counted."""
+    if captured == counted:
+        return 0.0
+    return (captured - counted) / counted if counted else float("inf")
+
+
+def audit(file: Path, context: Context, records: Path | None) -> Audit:
+    """Read and compare; without `records`, only classify. Raises UnreadableCapture, BadCounters."""
+    accounts = pcapng.read_statistics(file)
+    begin_ns, end_ns = _span(file, context, accounts)
+    counted = _counted(records, begin_ns, end_ns) if records is not None else {}
+    windows: dict[str, Window] = {host: (count.begin_ns, count.end_ns) for host, count in counted.items()}
+    books, facts = Books(context, windows), FileFacts()
+    for segment in read_segments(file, facts):
+        books.take(segment)
+    books.close()
+    result = Audit(context, facts, sum(account.dropped for account in accounts) if accounts else None)
+    result.directions = dict(books.directions)
+    for (interface, arriving), packets in facts.other_packets.items():
+        direction = books.direction_at(interface, arriving)
+        result.other_packets[direction] = result.other_packets.get(direction, 0) + packets
+    result.rows = [*_worker_rows(context, books, counted if records is not None else None), *_plain_rows(books)]
+    result.requests = _request_rows(books, None if records is None else records / "requests.jsonl")
+    if records is not None:
+        result.problems += _uncounted(context, books, counted)
+    result.notes += _notes(result, windows, begin_ns, end_ns)
+    return result
+
+
+def _span(file: Path, context: Context, accounts: list[pcapng.Statistics]) -> tuple[int, int]:
+    """When everything was captured, Unix nanoseconds; from the packets where the file does not say."""
+    if accounts:
+        return max(account.begun_ns for account in accounts), min(account.ended_ns for account in accounts)
+    facts = FileFacts()
+    for _ in read_segments(file, facts):
+        pass
+    return context.begun_ns or facts.first_ns or 0, facts.last_ns or 0
+
+
+def _counted(records: Path, begin_ns: int, end_ns: int) -> dict[str, Counted]:
+    notes = counters.read_notes(records)
+    between = {host: counters.between(lines, begin_ns, end_ns) for host, lines in notes.items()}
+    return {host: count for host, count in between.items() if count is not None}
+
+
+def _pairs(context: Context, books: Books) -> Iterator[tuple[LabHost, LabHost, str]]:
+    """Workers whose traffic must be in the file, with its direction; those seen, where that is not known."""
+    seen = {(sender, receiver) for sender, receiver, _ in books.pairs}
+    workers = [host for host in context.hosts if host.role]
+    for sender in workers:
+        for receiver in workers:
+            passage = None if sender is receiver else context.passage(sender, receiver)
+            if passage is None or (context.passages is None and (sender.name, receiver.name) not in seen):
+                continue
+            yield sender, receiver, passage.direction
+
+
+def _worker_rows(context: Context, books: Books, counted: Mapping[str, Counted] | None) -> list[Row]:
+    by_direction: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for sender, receiver, direction in _pairs(context, books):
+        by_direction[direction].append((sender.name, receiver.name))
+    rows = []
+    for direction, pairs in by_direction.items():
+        untold = sum(books.pairs.get((*pair, UNKNOWN), PairBytes()).total for pair in pairs)
+        rows += [_row(traffic, (traffic,), direction, pairs, books, counted, judged=not untold) for traffic in CLASSES]
+        if untold:
+            rows.append(_row(UNKNOWN, (UNKNOWN,), direction, pairs, books, None, judged=False))
+        everything = (*CLASSES, UNKNOWN)
+        rows.append(_row(TOTAL, everything, direction, pairs, books, counted, judged=True))
+    return rows
+
+
+def _row(
+    traffic: str,
+    classes: tuple[str, ...],
+    direction: str,
+    pairs: list[tuple[str, str]],
+    books: Books,
+    counted: Mapping[str, Counted] | None,
+    *,
+    judged: bool,
+) -> Row:
+    seen = {pair: [books.pairs[(*pair, name)] for name in classes if (*pair, name) in books.pairs] for pair in pairs}
+    everything = [entry for entries in seen.values() for entry in entries]
+    in_file, at_edges = sum(entry.total for entry in everything), sum(entry.at_edges for entry in everything)
+    if counted is None:
+        return Row(traffic, direction, in_file)
+    sent = [(sender, receiver) for sender, receiver in pairs if sender in counted]
+    received = [(sender, receiver) for sender, receiver in pairs if receiver in counted]
+    return Row(
+        traffic,
+        direction,
+        in_file,
+        captured=sum(entry.sent for pair in sent for entry in seen[pair]),
+        counted=sum(counted[s].bytes.get((r, "sent", name), 0) for s, r in sent for name in classes),
+        captured_for_receivers=sum(entry.received for pair in received for entry in seen[pair]),
+        received=sum(counted[r].bytes.get((s, "received", name), 0) for s, r in received for name in classes),
+        at_edges=at_edges,
+        judged=judged,
+    )
+
+
+def _plain_rows(books: Books) -> list[Row]:
+    return [Row(traffic, direction, size) for (traffic, direction), size in sorted(books.classes.items())]
+
+
+def _uncounted(context: Context, books: Books, counted: Mapping[str, Counted]) -> Iterator[str]:
+    """Workers that took part and whose counters say nothing about the time of the capture."""
+    seen = {name for sender, receiver, _ in books.pairs for name in (sender, receiver)}
+    for host in context.hosts:
+        if host.name in seen and host.name not in counted:
+            yield f"{host.name} noted its counters less than twice during the capture: its bytes cannot be compared"
+
+
+def _request_rows(books: Books, records: Path | None) -> list[RequestRow]:
+    recorded = {} if records is None or not records.exists() else dict(_recorded_kv(records))
+    # where the answers to transfers were not captured, nobody can tell which of them were completed
+    answers = any(transfer.received for transfer in books.transfers.values())
+    kv: dict[str, dict[tuple[str, str], int]] = defaultdict(dict)
+    torn = set()
+    for transfer in books.transfers.values():
+        if transfer.begun and transfer.received:
+            ends = (transfer.sender, transfer.receiver)
+            kv[transfer.request][ends] = kv[transfer.request].get(ends, 0) + transfer.kv_bytes
+        elif answers and (transfer.received or not transfer.ended):
+            torn.add(transfer.request)
+    rows = []
+    for name, request in books.requests.items():
+        spans = recorded.get(name)
+        compared = None
+        if spans is not None and answers and name not in torn and kv[name]:
+            compared = sum(spans.get(ends, 0) for ends in kv[name])
+        rows.append(_request_row(name, request, sum(kv[name].values()), compared))
+    return rows
+
+
+def _request_row(name: str, request: RequestBytes, kv_bytes: int, recorded: int | None) -> RequestRow:
+    by_class: dict[str, dict[str, int]] = {}
+    for (traffic, direction), size in sorted(request.bytes.items()):
+        by_class.setdefault(traffic, {})[direction] = size
+    return RequestRow(name, kv_bytes, recorded, dict(request.ids), by_class)
+
+
+def _recorded_kv(requests: Path) -> Iterator[tuple[str, dict[tuple[str, str], int]]]:
+    """Per request of requests.jsonl: bytes of KV by (sender, receiver), as the senders reported them."""
+    for line in requests.read_text().splitlines():
+        record = json.loads(line)
+        spans: dict[tuple[str, str], int] = {}
+        for span in record.get("pdd_spans", []):
+            if span["name"].endswith("-transfer"):
+                ends = (span["instance"], span["peer"])
+                spans[ends] = spans.get(ends, 0) + span.get("bytes", 0)
+        yield record["request_id"], spans
+
+
+def _notes(result: Audit, windows: Mapping[str, Window], begin_ns: int, end_ns: int) -> Iterator[str]:
+    """What a reader of the table should know."""
+    if result.dropped is None:
+        yield "the file does not say how many packets the capture dropped (it did not end properly, or is not ours)"
+    elif result.dropped:
+        yield f"the capture dropped {result.dropped} packets"
+    missed = sum(facts.missed_bytes for facts in result.directions.values())
+    if missed:
+        yield f"{missed} bytes were acknowledged and are not in the file; they are included by their sequence numbers"
+    if any(row.traffic == UNKNOWN for row in result.rows):
+        yield ("where the payload was not captured, frames have no class: only the sum of all frames is compared there")
+    if windows:
+        first = max(begin for begin, _ in windows.values()) - begin_ns
+        last = end_ns - min(end for _, end in windows.values())
+        if max(first, last) > 2_000_000_000:
+            yield (
+                f"the counters were first read {first / 1e9:.1f} s after the capture's begin and last "
+                f"{last / 1e9:.1f} s before its end: only what lies between is compared"
+            )

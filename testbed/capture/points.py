@@ -1,0 +1,134 @@
+"""What the supervisor answers to a capture: where to open sockets, and what an audit will need to know of the lab.
+
+Runs inside the lab. A link is captured where each direction leaves its border router, before the link's own delay
+and loss; `at` chooses one router, and both directions as they pass there. A host is captured at its interface.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from testbed.capture.context import Context, LabHost, Passage
+from testbed.lab.control import Reply
+from testbed.lab.network import HOST_IFNAME
+from testbed.topology.plan import LabPlan, RoutePlan, WanPlan
+
+if TYPE_CHECKING:
+    from testbed.lab.operations import RunningLab
+
+NAMESPACES = ("user", "pid")  # of the lab, before one "net" for each point
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One socket to be opened in the network namespace of `pid`."""
+
+    pid: int
+    ifname: str
+    name: str  # the interface's name in the file
+    description: str
+    leaving: str  # direction of packets that leave through the interface
+    arriving: str | None  # None: such packets are not recorded
+
+
+def capture(lab: "RunningLab", request: dict[str, Any]) -> Reply:
+    """Points, their context, and descriptors: the lab's user and PID namespace, then each point's network."""
+    name, at = request["name"], request["at"]
+    points, context = describe(lab, name, at)
+    fds = [os.open(f"/proc/{os.getpid()}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in NAMESPACES]
+    fds += [os.open(f"/proc/{point.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC) for point in points]
+    return {"points": [asdict(point) for point in points], "context": context.to_comment()}, fds
+
+
+def describe(lab: "RunningLab", name: str, at: str | None) -> tuple[list[Point], Context]:
+    """Points and context of a WAN link or host. Raises LookupError for names that the lab does not know."""
+    plan = lab.plan
+    links = {wan.name: wan for wan in plan.wans}
+    hosts = {host.name: host for host in plan.hosts}
+    host = None
+    if name in links:
+        points = _link_points(lab, links[name], at)
+        passages = tuple(_link_passages(lab, links[name], at))
+    elif name in hosts:
+        if at is not None:
+            raise LookupError(f'--at chooses an end of a WAN link, and "{name}" is a host; leave it out')
+        host = name
+        leaving, arriving = f"from {name}", f"to {name}"
+        points = [Point(lab.network.pid_of(name), HOST_IFNAME, name, f"interface of {name}", leaving, arriving)]
+        passages = tuple(_host_passages(lab, name))
+    else:
+        raise LookupError(
+            f'no WAN link or host "{name}" in this lab; links: {", ".join(links)}; hosts: {", ".join(hosts)}'
+        )
+    context = Context(
+        lab=plan.name,
+        started=lab.record.state().get("started", 0.0),
+        point=name,
+        host=host,
+        hosts=tuple(LabHost(h.name, h.datacenter, str(h.address.ip), h.port, h.role) for h in plan.hosts),
+        passages=passages,
+        interfaces=tuple((point.leaving, point.arriving or "") for point in points),
+    )
+    return points, context
+
+
+def _link_points(lab: "RunningLab", wan: WanPlan, at: str | None) -> list[Point]:
+    there, back = f"{wan.a} > {wan.b}", f"{wan.b} > {wan.a}"
+    ends = lab.network.links[wan.name].ends
+    sides = [(wan.a, ends[0], there, back), (wan.b, ends[1], back, there)]
+    if at is None:
+        return [
+            Point(end.pid, end.ifname, f"{wan.name} {leaving}", f"leaving router.{datacenter}", leaving, None)
+            for datacenter, end, leaving, _ in sides
+        ]
+    if at not in (wan.a, wan.b):
+        raise LookupError(f'WAN link "{wan.name}" has no end in "{at}"; its ends are {wan.a} and {wan.b}')
+    return [
+        Point(end.pid, end.ifname, wan.name, f"at router.{datacenter}", leaving, arriving)
+        for datacenter, end, leaving, arriving in sides
+        if datacenter == at
+    ]
+
+
+def _link_passages(lab: "RunningLab", wan: WanPlan, at: str | None) -> Iterator[Passage]:
+    for route in lab.plan.routes:
+        if wan.name not in route.links:
+            continue
+        delays = _delays_ns(lab, route)
+        place = route.links.index(wan.name)
+        source = _sources(lab.plan, route)[place]
+        if at is not None and at != source:  # seen where it arrives: this link's delay lies behind it
+            place += 1
+        direction = f"{source} > {wan.b if source == wan.a else wan.a}"
+        yield Passage(route.datacenter, route.destination, direction, sum(delays[:place]), sum(delays[place:]))
+
+
+def _host_passages(lab: "RunningLab", name: str) -> Iterator[Passage]:
+    home = next(host.datacenter for host in lab.plan.hosts if host.name == name)
+    yield Passage(home, home, f"from {name}", 0, 0)
+    yield Passage(home, home, f"to {name}", 0, 0)
+    for route in lab.plan.routes:
+        if route.datacenter == home:
+            yield Passage(home, route.destination, f"from {name}", 0, sum(_delays_ns(lab, route)))
+        if route.destination == home:
+            yield Passage(route.datacenter, home, f"to {name}", sum(_delays_ns(lab, route)), 0)
+
+
+def _sources(plan: LabPlan, route: RoutePlan) -> list[str]:
+    """The datacenter that each link of a route is entered from."""
+    wans = {wan.name: wan for wan in plan.wans}
+    sources = [route.datacenter]
+    for link in route.links:
+        wan = wans[link]
+        sources.append(wan.b if sources[-1] == wan.a else wan.a)
+    return sources[:-1]
+
+
+def _delays_ns(lab: "RunningLab", route: RoutePlan) -> list[int]:
+    """What each link of a route is asked to delay, one way, now."""
+    wans = {wan.name: wan for wan in lab.plan.wans}
+    return [
+        lab.wan.asked(link, "forward" if source == wans[link].a else "backward").delay_ns
+        for link, source in zip(route.links, _sources(lab.plan, route), strict=True)
+    ]

@@ -1,0 +1,185 @@
+"""The recording process: rings in, one pcapng file out, in the order of time, until told to stop.
+
+Runs inside the lab's PID namespace and dies with it; the descriptors it works with were opened by the session
+outside. Says how it goes in JSON lines on `report`; a byte or end of file on `stop` ends it.
+"""
+
+import errno
+import json
+import os
+import select
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
+
+from testbed.capture import pcapng
+from testbed.capture.ring import RETIRE_MS, InterfaceGone, Ring
+
+# A ring hands a block over at most two retire times after its first packet. Packets wait this long before they are
+# written, so that those of several rings come out sorted.
+_HOLD_NS = 5 * RETIRE_MS * 1_000_000
+_POLL_S = 0.05
+_REPORT_NS = 500_000_000
+_by_time = itemgetter(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """An open ring and what the file calls its interface."""
+
+    ring: Ring
+    name: str
+    description: str
+
+
+class Recorder:
+    """Writes what `sources` see to the descriptor `out`. `limit` packets at most, None: no limit."""
+
+    def __init__(
+        self, sources: Sequence[Source], out: int, report: int, stop: int, snaplen: int, limit: int | None
+    ) -> None:
+        self._sources = sources
+        self._out = out
+        self._report_fd = report
+        self._stop = stop
+        self._snaplen = snaplen
+        self._limit = limit
+        self._pending: list[tuple[int, bytes]] = []  # (time, packet block)
+        self._written = self._offset = 0
+        self._begun_ns = 0
+        self._ended_ns: int | None = None
+
+    def run(self, comment: Callable[[int], str]) -> int:
+        """Record to the end; returns the exit status. `comment` gets the time from which everything is recorded."""
+        try:
+            self._begin(comment)
+            gone = self._loop()
+            self._end()
+            if gone is not None:
+                self._report("failed", error=gone, **self._account())
+                return 1
+        except OSError as error:
+            self._report("failed", error=_sentence(error), **self._account())
+            return 1
+        finally:
+            for source in self._sources:
+                source.ring.close()
+        return 0
+
+    def _begin(self, comment: Callable[[int], str]) -> None:
+        self._begun_ns = time.time_ns()
+        blocks = [pcapng.section_block(comment(self._begun_ns))]
+        blocks += [
+            pcapng.interface_block(source.name, source.description, source.ring.linktype, self._snaplen)
+            for source in self._sources
+        ]
+        self._write(b"".join(blocks))
+        self._report("started", offset=self._offset)
+
+    def _loop(self) -> str | None:
+        """Until told to stop; the result says what else ended it."""
+        waiting_for = [*(source.ring.fileno() for source in self._sources), self._stop]
+        reported_ns = time.monotonic_ns()
+        full = False
+        while True:
+            # half a retire time of rest lets blocks fill: fewer wake-ups beside a busy relay
+            readable, _, _ = select.select([self._stop], [], [], RETIRE_MS / 2000)
+            if not readable:
+                readable, _, _ = select.select(waiting_for, [], [], _POLL_S)
+            now_ns = time.time_ns()
+            took = self._drain()
+            if self._stop in readable:
+                self._ended_ns = self._ended_ns or now_ns
+                return None
+            if full:
+                self._pending.clear()
+                continue
+            self._flush(now_ns - _HOLD_NS if len(self._sources) > 1 else now_ns)
+            if self._limit is not None and self._written >= self._limit:
+                full = True
+                self._report("full")
+            if not took and readable:
+                try:
+                    for source in self._sources:
+                        source.ring.check()
+                except InterfaceGone:
+                    return "the interface went away: its link or the lab has ended"
+            if time.monotonic_ns() - reported_ns > _REPORT_NS:
+                reported_ns = time.monotonic_ns()
+                self._report("progress", **self._account())
+
+    def _drain(self) -> bool:
+        """Take what the rings have ready; whether that was anything."""
+        pack, pending = pcapng.packet_block, self._pending
+        before = len(pending)
+        for interface, source in enumerate(self._sources):
+            for packets in source.ring.ready_blocks():
+                pending += [
+                    (time_ns, pack(interface, time_ns, data, original, way)) for time_ns, data, original, way in packets
+                ]
+        return len(pending) > before
+
+    def _flush(self, until_ns: int) -> None:
+        """Write, in order, the packets that are not younger than `until_ns`."""
+        self._pending.sort(key=_by_time)
+        ripe = bisect_right(self._pending, until_ns, key=_by_time)
+        if self._limit is not None and self._written + ripe >= self._limit:
+            ripe = self._limit - self._written
+            if ripe:
+                self._ended_ns = self._pending[ripe - 1][0]
+        if not ripe:
+            return
+        self._write(b"".join([block for _, block in self._pending[:ripe]]))
+        del self._pending[:ripe]
+        self._written += ripe
+
+    def _end(self) -> None:
+        """The last packets, up to the moment of the stop, and each interface's account."""
+        self._ended_ns = self._ended_ns or time.time_ns()
+        time.sleep(3 * RETIRE_MS / 1000)
+        self._drain()
+        self._flush(self._ended_ns)
+        self._count()
+        accounts = [
+            pcapng.Statistics(number, self._begun_ns, self._ended_ns, source.ring.received, source.ring.dropped)
+            for number, source in enumerate(self._sources)
+        ]
+        self._write(b"".join(pcapng.statistics_block(account) for account in accounts))
+        self._report("ended", **self._account())
+
+    def _count(self) -> None:
+        for source in self._sources:
+            source.ring.count()
+
+    def _account(self) -> dict[str, int]:
+        self._count()
+        dropped = sum(source.ring.dropped for source in self._sources)
+        return {"packets": self._written, "dropped": dropped, "offset": self._offset}
+
+    def _write(self, data: bytes) -> None:
+        """All of it or, on a full disk, none of it, so that the file ends with a whole block."""
+        left = memoryview(data)
+        try:
+            while left:
+                left = left[os.write(self._out, left) :]
+        except OSError:
+            with suppress(OSError):  # a pipe or a device has no length to restore
+                os.ftruncate(self._out, self._offset)
+            raise
+        self._offset += len(data)
+
+    def _report(self, event: str, **details: Any) -> None:
+        with suppress(OSError):  # the session is gone; the end of file on `stop` says so, too
+            os.write(self._report_fd, json.dumps({"event": event, **details}).encode() + b"\n")
+
+
+def _sentence(error: OSError) -> str:
+    if error.errno == errno.ENOSPC:
+        return "no space left on the disk; the file holds the packets until then"
+    if error.errno == errno.EPIPE:
+        return "nobody reads the output any more"
+    return error.strerror or str(error)

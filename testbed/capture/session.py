@@ -1,0 +1,277 @@
+"""A capture as its user sees it: opens the file, sends the recorder into the lab, follows it, and ends it cleanly.
+
+    pddbed capture --fork--> joins the lab's PID namespace --fork--> recorder (sockets; dies with the lab)
+
+Owns processes, descriptors and the file's last whole block; the recorder writes the packets. Asks the workers to
+note their byte counters when recording has begun and before it ends, so that an audit can compare.
+"""
+
+import json
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from testbed.capture import pcapng
+from testbed.capture.context import Context
+from testbed.capture.recorder import Recorder, Source
+from testbed.capture.ring import Ring, Selection
+from testbed.lab.control import ask_lab
+from testbed.lab.record import LabError, Record
+from testbed.netns import CLONE_NEWNET, CLONE_NEWPID, CLONE_NEWUSER, setns
+
+_QUIET_S = 0.05  # after the workers noted their counters: what they had counted leaves its router
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is to be captured. `at`: one end of a link (a datacenter); None: each direction where it leaves."""
+
+    name: str
+    at: str | None
+    selection: Selection
+    duration_s: float | None
+    packets: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of it. `error` is None when the capture ended as it should."""
+
+    packets: int
+    dropped: int | None  # None: not known, the recorder was killed
+    file_bytes: int
+    seconds: float
+    counted: tuple[str, ...]  # workers whose counters an audit can compare with
+    error: str | None
+
+
+def open_output(file: Path, *, overwrite: bool) -> int:
+    """A descriptor of the new file. Raises LabError."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if overwrite else os.O_EXCL)
+    try:
+        return os.open(file, flags, 0o644)
+    except FileExistsError:
+        raise LabError(f"{file} exists; choose another name, or -f to overwrite it") from None
+    except OSError as error:
+        raise LabError(f"cannot write {file}: {error.strerror}") from None
+
+
+def capture(
+    record: Record,
+    order: Order,
+    open_out: Callable[[], int],
+    on_event: Callable[[dict[str, Any]], None] = lambda event: None,
+) -> Outcome:
+    """Capture until the duration or number of packets is reached, SIGINT or SIGTERM comes, or the lab ends.
+
+    `open_out` is called when the lab has answered. Raises LabError when nothing can be captured.
+    """
+    reply, fds = ask_lab(record, {"op": "capture", "name": order.name, "at": order.at})
+    try:
+        out = open_out()
+        reading, report = os.pipe()
+        stop, stopping = os.pipe()
+        child = os.fork()
+        if child == 0:
+            for fd in (reading, stopping):
+                os.close(fd)
+            _child(reply, fds, order, out, report, stop)
+    finally:
+        for fd in fds:  # a descriptor of its namespaces would keep a dead lab's network alive
+            os.close(fd)
+    for fd in (report, stop):
+        os.close(fd)
+    try:
+        return _Session(record, order, child, out, reading, stopping, on_event).follow()
+    finally:
+        for fd in (out, reading):
+            os.close(fd)
+
+
+class _Session:
+    """Follows one recorder."""
+
+    def __init__(
+        self,
+        record: Record,
+        order: Order,
+        child: int,
+        out: int,
+        reading: int,
+        stopping: int,
+        on_event: Callable[[dict[str, Any]], None],
+    ) -> None:
+        self._record = record
+        self._order = order
+        self._child = child
+        self._out = out
+        self._lines = _Lines(reading)
+        self._stopping: int | None = stopping
+        self._on_event = on_event
+        self._packets = self._offset = 0
+        self._dropped: int | None = None
+        self._error: str | None = None
+        self._counted: set[str] | None = None
+        self._began = 0.0
+        self._interrupts = 0
+
+    def follow(self) -> Outcome:
+        with self._interruptible():
+            alive = True
+            while alive:
+                alive = self._step()
+        self._end_recording()
+        _, status = os.waitpid(self._child, 0)
+        code = os.waitstatus_to_exitcode(status)
+        if code != 0 and self._error is None:
+            self._error, self._dropped = self._obituary(code), None
+            self._trim()
+        if not self._began and self._error is not None:
+            raise LabError(self._error)
+        return Outcome(
+            packets=self._packets,
+            dropped=self._dropped,
+            file_bytes=self._offset,
+            seconds=time.monotonic() - self._began,
+            counted=tuple(sorted(self._counted or ())),
+            error=self._error,
+        )
+
+    def _step(self) -> bool:
+        """One event or one look at the clock; False when the recorder has ended."""
+        for event in self._lines.within(_POLL_S):
+            if event is None:
+                return False
+            self._take(event)
+        over = self._order.duration_s is not None and time.monotonic() - self._began >= self._order.duration_s
+        if self._stopping is not None and self._began and (over or self._interrupts):
+            self._note_counters()
+            self._end_recording()
+        return True
+
+    def _take(self, event: dict[str, Any]) -> None:
+        for name in ("packets", "dropped", "offset"):
+            if name in event:
+                setattr(self, f"_{name}", event[name])
+        if event["event"] == "started":
+            self._note_counters()
+            self._began = time.monotonic()
+        elif event["event"] == "full":
+            self._end_recording()
+        elif event["event"] == "failed":
+            self._error = event["error"]
+        self._on_event(event)
+
+    def _note_counters(self) -> None:
+        """Only hosts that noted them every time can be compared. A lab that is going away has none."""
+        if self._interrupts > 1:  # impatient
+            return
+        try:
+            reply, _ = ask_lab(self._record, {"op": "count-bytes"})
+        except LabError:
+            self._counted = set()
+            return
+        noted = set(reply["counted"])
+        self._counted = noted if self._counted is None else self._counted & noted
+        if noted:
+            time.sleep(_QUIET_S)
+
+    def _end_recording(self) -> None:
+        if self._stopping is not None:
+            os.close(self._stopping)
+            self._stopping = None
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        def interrupt(*_: Any) -> None:
+            self._interrupts += 1
+
+        before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _obituary(self, code: int) -> str:
+        if self._record.guardian_pid() is None or code == -signal.SIGKILL:
+            return f'lab "{self._record.name}" went away during the capture'
+        return f"the recorder ended unexpectedly (status {code})"
+
+    def _trim(self) -> None:
+        """A recorder that was killed may have left part of a block at the end."""
+        with suppress(OSError), open(os.dup(self._out), "rb") as stream:
+            self._offset = pcapng.end_of_whole_blocks(stream, self._offset)
+            os.ftruncate(self._out, self._offset)
+
+
+class _Lines:
+    """JSON lines from a pipe, without blocking for longer than asked."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._rest = b""
+
+    def within(self, seconds: float) -> Iterator[dict[str, Any] | None]:
+        """The events that have come; None at the end of file."""
+        readable, _, _ = select.select([self._fd], [], [], seconds)
+        if not readable:
+            return
+        data = os.read(self._fd, 1 << 16)
+        if not data:
+            yield None
+            return
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            yield json.loads(line)
+
+
+def _child(reply: dict[str, Any], fds: list[int], order: Order, out: int, report: int, stop: int) -> None:
+    """In the first child: never returns."""
+    status = 1
+    try:
+        # Ctrl-C is the session's to handle; it reaches this process group, too
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
+            signal.signal(number, signal.SIG_IGN)
+        user, pid, *networks = fds
+        if os.fstat(user).st_ino != Path("/proc/self/ns/user").stat().st_ino:
+            setns(user, CLONE_NEWUSER)
+        setns(pid, CLONE_NEWPID)  # takes effect for children only
+        inner = os.fork()
+        if inner == 0:
+            status = _record(reply, networks, order, out, report, stop)
+        else:
+            for fd in (*fds, out, report, stop):
+                os.close(fd)
+            _, wait_status = os.waitpid(inner, 0)
+            status = os.waitstatus_to_exitcode(wait_status)
+            if status < 0:  # killed, with the lab as a rule: the session is to see that
+                os.kill(os.getpid(), signal.SIGKILL)
+    except BaseException as error:  # a forked child must never return into the caller's code
+        with suppress(OSError):
+            os.write(report, json.dumps({"event": "failed", "error": str(error)}).encode() + b"\n")
+    finally:
+        os._exit(status)
+
+
+def _record(reply: dict[str, Any], networks: list[int], order: Order, out: int, report: int, stop: int) -> int:
+    context = Context.from_comment(reply["context"])
+    assert context is not None
+    sources = []
+    for point, network in zip(reply["points"], networks, strict=True):
+        setns(network, CLONE_NEWNET)
+        try:
+            ring = Ring(point["ifname"], order.selection, outgoing_only=point["arriving"] is None)
+        except OSError as error:
+            raise OSError(f"cannot capture {point['name']} ({point['description']}): {error.strerror}") from None
+        sources.append(Source(ring, point["name"], point["description"]))
+    snaplen = order.selection.snaplen or 0
+    recorder = Recorder(sources, out, report, stop, snaplen, order.packets)
+    return recorder.run(lambda begun_ns: replace(context, begun_ns=begun_ns).to_comment())
