@@ -17,7 +17,9 @@ from workers.wire.counters import Counters
 
 log = logging.getLogger(__name__)
 
-CONNECT_S = 60.0  # a gateway that cannot reach its workers for so long says so instead of staying silent
+# A gateway that cannot reach its workers for so long says so instead of staying silent: their start, and ten round
+# trips of the longest path for theirs and its own handshakes.
+CONNECT_S, CONNECT_ROUND_TRIPS = 60.0, 10
 
 
 class _Server(uvicorn.Server):
@@ -66,7 +68,8 @@ class Gateway:
         await self.dispatcher.close()
 
     async def _until_routable(self) -> None:
-        end = asyncio.get_running_loop().time() + CONNECT_S
+        rtt_s = max((peer.path.rtt_s for peer in self.dispatcher.peers.known.values()), default=0.0)
+        end = asyncio.get_running_loop().time() + CONNECT_S + CONNECT_ROUND_TRIPS * rtt_s
         while True:
             try:
                 self.dispatcher.route_now()

@@ -37,6 +37,7 @@ class Connection:
         self._counters = counters
         self._sending = asyncio.Lock()
         self._body_left = 0
+        self._established = False
         self._uncounted: list[tuple[Direction, Kind, int]] = []
         self.peer = ""
         self.channel = ""
@@ -95,7 +96,8 @@ class Connection:
             header.verify(data)
             message = decode(header.kind, data)
         except WireError as error:
-            self.close(str(error))
+            if self._established:  # else accept or dial closes, after having said why
+                self.close(str(error))
             raise
         self._body_left = header.body_bytes
         self._count("received", header.kind, frames.HEADER.size + header.message_bytes + header.body_bytes)
@@ -142,8 +144,9 @@ class Connection:
         else:  # a listener learns the name at the end of the handshake; strangers leave no trace in the counters
             self._uncounted.append((direction, kind, frame_bytes))
 
-    def identify(self, path: Path, peer: str, channel: str) -> None:
-        """The listener learns who it is talking to: from now on that path's deadlines hold."""
+    def establish(self, path: Path, peer: str, channel: str) -> None:
+        """The handshake is done, and a listener knows who dialled: from now on that path's deadlines hold."""
+        self._established = True
         self._path, self.peer, self.channel = path, peer, channel
         self._stream.rebase(path)
         for entry in self._uncounted:
@@ -200,6 +203,7 @@ async def dial(address: str, port: int, peer: str, channel: str, local: Local, p
             facts = await connection._introduce(local, channel)
         if facts.name != peer:
             raise handshake.Incompatible(f"{where} is in fact {facts.name}; check PDDBED_PEERS")
+        connection.establish(path, peer, channel)
     except BaseException as error:
         if connection is None:
             sock.close()
@@ -214,6 +218,8 @@ async def dial(address: str, port: int, peer: str, channel: str, local: Local, p
             # asyncio replaces the system's words by its own ("Connect call failed")
             reason = os.strerror(error.errno) if error.errno else str(error)
             raise ConnectionLost(f"cannot connect to {where}: {reason}") from None
+        if isinstance(error, FrameError | ConnectionLost | DeadlineExceeded):
+            raise type(error)(f"handshake with {where}: {error}") from None
         raise
     return connection
 
@@ -233,7 +239,8 @@ async def accept(sock: socket.socket, local: Local, path_of: Callable[[str], Pat
             if path is None:
                 raise handshake.Incompatible(f"{facts.name} is not among the peers of {local.facts.name}")
     except (WireError, TimeoutError) as error:
-        if not isinstance(error, FrameError | ConnectionLost):
+        # also after a frame of another protocol version: ours tells the dialer's parser both versions
+        if not isinstance(error, ConnectionLost):
             with contextlib.suppress(WireError):
                 await connection.send(Refused(reason=str(error)[:4000] or "handshake took too long"))
         connection.close(f"handshake failed: {error}")
@@ -243,5 +250,5 @@ async def accept(sock: socket.socket, local: Local, path_of: Callable[[str], Pat
     except BaseException:
         connection.close("handshake cancelled")
         raise
-    connection.identify(path, facts.name, channel)
+    connection.establish(path, facts.name, channel)
     return connection

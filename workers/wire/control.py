@@ -1,6 +1,7 @@
 """The control connection between two workers: ordered messages both ways, and whether the peer still lives."""
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -10,6 +11,8 @@ from workers.wire.deadlines import DeadlineExceeded, Path
 from workers.wire.frames import Kind, WireError
 from workers.wire.messages import Message, Ping, Pong, Status
 from workers.wire.stream import ConnectionLost
+
+log = logging.getLogger(__name__)
 
 CONTROL_KINDS = frozenset({Kind.CONTROL, Kind.TOKEN_IDS})
 MAX_WAITING = 100_000  # messages; a peer that takes none of them is as good as gone
@@ -59,8 +62,8 @@ class ControlLink:
             # the first cause closes the connection, and with it whatever the others wait for
             error = next(error for task in done if (error := task.exception()) is not None)
             self._connection.close(str(error))
-            if not isinstance(error, WireError):
-                raise error
+            if not isinstance(error, WireError):  # a bug in a handler costs this link, not the worker
+                log.error("control link to %s failed", self.peer, exc_info=error)
             return self._connection.close_reason or str(error)
         finally:
             self._connection.close("link ended")

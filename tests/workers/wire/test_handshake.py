@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.workers.serving import eventually, run
 from tests.workers.wire.pair import SECRET, End, QuickPath, facts
-from workers.wire import handshake
+from workers.wire import frames, handshake
 from workers.wire.connection import Connection, Local, dial
 from workers.wire.frames import HEADER, WireError, pack, parse_header
 from workers.wire.handshake import AuthenticationFailed, Incompatible
@@ -107,6 +107,28 @@ def test_a_worker_that_differs_is_refused_with_both_values(change: dict[str, Any
 def test_all_differences_are_named_at_once() -> None:
     with pytest.raises(Incompatible, match=r"block size is 16 .* 8 .*; KV dtype is float32 .* float16"):
         handshake.check_facts(facts("a", "prefill"), facts("b", "prefill", block_size=8, kv_dtype="float16"))
+
+
+def test_another_protocol_version_is_refused_so_that_both_sides_name_both_versions(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        p0, md0 = ends()
+        async with md0:
+            sock = socket.create_connection(("127.0.0.1", md0.port))
+            hello = Hello(facts=p0.local.facts, channel="control", nonce=bytes(32))
+            other = bytearray(pack(kind_of(hello), encode(hello)))
+            other[5] = 9  # the version's low byte
+            sock.sendall(other)
+            stream = Stream(sock, QuickPath())
+            raw = await stream.read_bytes(HEADER.size, 2.0)
+            stream.close("enough")
+            assert "speaks wire protocol 9, this worker 1" in caplog.text
+            monkeypatch.setattr(frames, "PROTOCOL_VERSION", 9)
+            with pytest.raises(frames.FrameError, match="speaks wire protocol 1, this worker 9"):
+                parse_header(raw)
+
+    run(test())
 
 
 def test_an_unknown_worker_is_refused() -> None:
