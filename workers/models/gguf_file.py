@@ -87,7 +87,7 @@ class GgufFile:
                 f"{self.path}: tensor {name} has type {kind.name}, which cannot be read; "
                 "take a file quantised otherwise"
             ) from error
-        return np.require(values, np.float32, "W")  # writable, as torch wants its memory to be
+        return np.require(values, np.float32, ["W"])  # writable, as torch wants its memory to be
 
     def _read_header(self) -> None:
         if self._data[:4] != b"GGUF":

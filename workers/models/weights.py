@@ -78,7 +78,7 @@ def fingerprint(config: ModelConfig, weights: Weights, dtype: str) -> str:
 def to_tensor(array: np.ndarray, dtype: str) -> torch.Tensor:
     """Wraps a float32 array without copying, or converts it to `dtype` with numpy alone."""
     if dtype == "float32":
-        return torch.from_numpy(np.require(array, np.float32, "CW"))
+        return torch.from_numpy(np.require(array, np.float32, ["C", "W"]))
     if dtype == "float16":
         return torch.from_numpy(array.astype(np.float16))
     bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
