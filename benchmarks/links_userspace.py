@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import fmean, median, pstdev
 from typing import Any
 
-from benchmarks import udp
+from benchmarks import tcp, udp
 from testbed.impairment import BernoulliLoss, GilbertElliottLoss, Impairment, Jitter
 from testbed.links.rig import HOST_B, Rig, rig
 from testbed.links.userspace import UserspaceLink
@@ -188,6 +188,39 @@ def unlimited(quick: bool) -> Iterator[Row]:
         )
 
 
+def warm(quick: bool) -> Iterator[Row]:
+    """64 MB through a warm cubic connection, first to last byte."""
+    cases = [(400 * MBIT, 20 * MS, 0.97)] + ([] if quick else [(GBIT, 2000 * MS, 0.90)])
+    for rate_bps, delay_ns, share in cases:
+        ceiling = rate_bps * TCP_SHARE
+        with link(limited(rate_bps, delay_ns)) as (bed, driver):
+            rtt_s = 2 * delay_ns / 1e9
+            timed = tcp.warm_transfer(bed, 64 << 20, "cubic", 0.98 * ceiling, 120, pause_s=2 * rtt_s)
+            counters = driver.counters()["forward"]
+        ratio = timed.bits_per_second / ceiling
+        yield Row(
+            f"64 MB warm, {rate_bps / 1e6:.0f} Mbit/s x {rtt_s * 1000:.0f} ms RTT, cubic",
+            f">= {share:.0%} of rate x (MTU-52)/MTU",
+            f"{ratio:.1%} ({timed.bits_per_second / 1e6:.0f} Mbit/s)",
+            ratio >= share,
+            {"warm_up_s": round(timed.warm_up_s, 1), "dropped_unasked": counters["dropped_unasked"]},
+        )
+
+
+def small_packets(quick: bool) -> Iterator[Row]:
+    """64-byte probes at a third of 10 Mbit/s through 500 ms."""
+    count = 6510 * (1 if quick else 3)
+    with link(limited(10 * MBIT, 500 * MS)) as (bed, _):
+        arrivals = udp.probe(bed, count, 10e6 / 3 / 8 / 64, 1.5)
+    in_order = all(a.number < b.number for a, b in pairwise(arrivals))
+    yield Row(
+        "small packets at a third of 10 Mbit/s, 500 ms",
+        "none lost, in order",
+        f"{count - len(arrivals)} of {count} lost",
+        len(arrivals) == count and in_order,
+    )
+
+
 def jitter(quick: bool) -> Iterator[Row]:
     """50 +- 10 ms at 1,200 packets/s."""
     with link(Impairment(delay_ns=50 * MS, jitter=Jitter(10 * MS)), Impairment()) as (bed, _):
@@ -283,7 +316,8 @@ def _binned(lengths: Counter[int], probabilities: list[float], runs: int) -> lis
 
 
 PARTS: dict[str, Callable[[bool], Iterator[Row]]] = {
-    part.__name__: part for part in (lateness, lateness_tcp, probes, rate, unlimited, jitter, loss, bursts)
+    part.__name__: part
+    for part in (lateness, lateness_tcp, probes, rate, unlimited, warm, small_packets, jitter, loss, bursts)
 }
 
 

@@ -21,7 +21,7 @@ from testbed.topology.plan import WanPlan
 HOST_A, HOST_B = "10.91.0.2", "10.92.0.2"
 _ROUTER_A, _ROUTER_B = "10.91.0.1", "10.92.0.1"
 WAN_A, WAN_B = IPv4Interface("172.31.9.0/31"), IPv4Interface("172.31.9.1/31")
-_TCP_BUFFERS = "4096 131072 268435456"  # no flow in a rig is held back by its window
+_TCP_BUFFERS = "4096 131072 2147483647"  # no flow in a rig is held back by its window
 MakeLink = Callable[[WanPlan, tuple[WanEnd, WanEnd], int, Path], WanLink]
 
 
@@ -88,6 +88,7 @@ def rig(
             with network_namespace_of(pid):
                 for name in ("tcp_rmem", "tcp_wmem"):
                     Path(f"/proc/sys/net/ipv4/{name}").write_text(_TCP_BUFFERS)
+                Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle").write_text("0")
         plan = WanPlan("rig", "a", "b", WAN_A, WAN_B, forward, backward or forward, mtu=mtu)
         link = make(plan, (WanEnd(router_a, "wan-a", WAN_A), WanEnd(router_b, "wan-b", WAN_B)), node, run_dir)
         stack.callback(link.close)

@@ -45,12 +45,14 @@ class UserspaceLink(WanLink):
         self._answers = b""
         self._requests = 0
         self._lock = threading.Lock()
+        self._machine_bytes = 0  # available when the link was built, before its own packets took any
 
     @property
     def log_path(self) -> Path:
         return self.run_dir / f"wan-{self.plan.name}.relay.log"
 
     def build(self) -> None:
+        self._machine_bytes = available_bytes()
         limits = self._line_limits(self._asked)
         tuns: list[int] = []
         try:
@@ -127,7 +129,7 @@ class UserspaceLink(WanLink):
     def _line_limits(self, asked: Mapping[Direction, Impairment]) -> dict[Direction, int]:
         """Memory for each direction's packets. Raises LinkError where the machine cannot hold them."""
         try:
-            return line_limit_bytes(asked, available_bytes())
+            return line_limit_bytes(asked, self._machine_bytes)
         except MemoryLimitError as error:
             raise LinkError(f'wan "{self.plan.name}": {error}') from None
 

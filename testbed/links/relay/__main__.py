@@ -29,7 +29,7 @@ _FIFO_PRIORITY = 20
 
 
 def main() -> None:
-    tun_a, tun_b, control_fd = (int(argument) for argument in sys.argv[1:4])
+    tun_a, tun_b, control_fd = (_lowest(int(argument)) for argument in sys.argv[1:4])
     sock = socket.socket(fileno=control_fd)
     _die_with_parent()
     realtime = _be_punctual()
@@ -64,6 +64,13 @@ def main() -> None:
     gc.freeze()
     gc.disable()  # nothing in the loop makes cycles
     run({tun_a: lanes["forward"], tun_b: lanes["backward"]}, control, load)
+
+
+def _lowest(fd: int) -> int:
+    """The same file under the lowest free number: `select` ends at 1024, a busy lab's descriptors may not."""
+    copy = os.dup(fd)
+    os.close(fd)
+    return copy
 
 
 def _start(sock: socket.socket) -> dict[str, Any] | None:

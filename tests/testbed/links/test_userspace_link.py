@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import resource
 import signal
 import socket
 import statistics
@@ -281,7 +282,7 @@ def test_closing_ends_the_relay_and_the_devices_and_may_be_repeated(raise_rig: C
 
 
 OWNER = """
-import sys, threading, time
+import json, sys, threading, time
 from ipaddress import IPv4Interface
 from pathlib import Path
 from testbed.impairment import BernoulliLoss, CoDel, GilbertElliottLoss, Impairment, Jitter
@@ -295,7 +296,7 @@ link = UserspaceLink(WanPlan("w", "a", "b", a, b, Impairment(), Impairment()),
 builder = threading.Thread(target=link.build)
 builder.start(); builder.join()
 time.sleep(0.2)  # the thread that started the relay is gone: that must not end it
-print(link.health()["pid"], flush=True)
+print(json.dumps(link.health() if sys.argv[3:] else link.health()["pid"]), flush=True)
 time.sleep(60)
 """
 
@@ -313,6 +314,40 @@ def test_the_relay_outlives_the_thread_that_built_it_but_not_the_process(tmp_pat
         while Path(f"/proc/{relay}").exists():
             assert time.monotonic() < deadline
             time.sleep(0.01)
+
+
+def test_without_the_right_to_real_time_priority_it_runs_and_says_so(tmp_path: Path) -> None:
+    with namespace() as pid:
+        command = [
+            "setpriv",
+            "--bounding-set=-sys_nice",
+            sys.executable,
+            "-c",
+            OWNER,
+            str(pid),
+            str(tmp_path),
+            "health",
+        ]
+        owner = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert owner.stdout is not None
+        health = json.loads(owner.stdout.readline())
+        owner.kill()
+        owner.communicate()
+    assert health["realtime"] is False
+    assert "SCHED_FIFO refused: Operation not permitted" in health["realtime_refused"]
+
+
+def test_descriptors_above_1024_are_no_obstacle(raise_rig: Callable[..., Rig]) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+    held = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
+    try:
+        bed = raise_rig(Impairment())
+        assert len(ping_rtts_ms(bed, count=3)) == 3
+    finally:
+        for fd in held:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_link_that_memory_cannot_hold_is_refused_with_the_arithmetic(tmp_path: Path) -> None:
