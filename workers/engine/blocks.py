@@ -49,7 +49,7 @@ class BlockPool:
         tokens = self.storage.flatten(0, 1)
         self.layers = [tokens[:, layer] for layer in range(config.layers)]
         """Per layer a view `[num_blocks * block_size, *kv_shape[1:]]`, indexed by slot."""
-        self._references = [0] * num_blocks
+        self._references = [0] * num_blocks  # 0: free; the sum is what all holders together hold
         self._free = deque(range(num_blocks))
 
     @classmethod
@@ -127,10 +127,11 @@ class BlockPool:
 
         With `holders` (the block lists of everyone who holds references) the counts must match exactly.
         """
-        free = set(self._free)
-        assert len(free) == len(self._free), "a block is free twice"
-        for block, count in enumerate(self._references):
-            assert (count == 0) == (block in free), f"block {block} has {count} references, free: {block in free}"
+        assert len(set(self._free)) == len(self._free), "a block is free twice"
+        held_free = [block for block in self._free if self._references[block]]
+        assert not held_free, f"blocks {held_free} are free and referenced"
+        lost = self._references.count(0) - len(self._free)
+        assert not lost, f"{lost} blocks are neither free nor referenced"
         if holders is not None:
             held = [0] * self.num_blocks
             for block in (block for ids in holders for block in ids):

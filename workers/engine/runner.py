@@ -7,6 +7,7 @@ runs the model and nothing else. One step is in flight at a time; requests join 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import AsyncIterator
 from collections.abc import Sequence as List
@@ -16,11 +17,15 @@ from dataclasses import dataclass, field
 import torch
 
 from workers.engine.blocks import BlockPool, OutOfBlocks
-from workers.engine.engine import Engine
+from workers.engine.engine import Chunk, Engine
 from workers.engine.sampling import Sampling
 from workers.engine.schedule import schedule
 from workers.engine.sequence import Generated, Sequence
 from workers.models import LoadedModel
+
+log = logging.getLogger(__name__)
+
+_IDLE_S = 0.1
 
 
 class Stopped(Exception):
@@ -45,7 +50,7 @@ class EngineRunner:
         self.pool = pool
         self.max_batch_tokens = max_batch_tokens
         self._engine = Engine(loaded, pool)
-        self._threads = threads if threads is not None else int(os.environ.get("PDDBED_THREADS", "1"))
+        self._threads = threads or _threads_from_environment()
         self._sequences: dict[str, Sequence] = {}
         self._jobs: dict[str, _Job] = {}
         self._flying: list[_Job] = []
@@ -53,6 +58,7 @@ class EngineRunner:
         self._doomed: list[Sequence] = []
         self._wake = asyncio.Event()
         self._closing = False
+        self._failure: Exception | None = None
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -95,8 +101,6 @@ class EngineRunner:
         If the known tokens already end the answer, nothing is sampled and the last of them is returned with
         its finish reason. Raises Stopped when stopped or freed meanwhile, OutOfBlocks when memory runs out.
         """
-        if not sequence.pending:
-            raise ValueError(f'sequence "{sequence.id}" has no pending token; there are no logits to sample from')
         job = self._begin(sequence, once=True)
         try:
             item = await job.queue.get()
@@ -147,11 +151,15 @@ class EngineRunner:
 
     def _begin(self, sequence: Sequence, once: bool) -> _Job:
         self._check_idle(sequence)
+        if sequence.pending < 1:
+            raise ValueError(f'sequence "{sequence.id}" has no pending token; there are no logits to sample from')
         job = self._jobs[sequence.id] = _Job(sequence, once)
         self._wake.set()
         return job
 
     def _check_idle(self, sequence: Sequence) -> None:
+        if self._failure is not None:
+            raise Stopped(f"the engine has failed: {self._failure!r}") from self._failure
         if self._closing:
             raise Stopped("the engine is closed")
         if self._sequences.get(sequence.id) is not sequence:
@@ -186,23 +194,36 @@ class EngineRunner:
         sequence.blocks = []
 
     async def _run(self) -> None:
-        while not self._closing:
-            chunks = []
-            for chunk in schedule([job.sequence for job in self._jobs.values()], self.max_batch_tokens):
-                try:
-                    self._engine.grow(chunk.sequence, chunk.count)
-                    chunks.append(chunk)
-                except OutOfBlocks as error:
-                    self._finish(self._jobs[chunk.sequence.id], error)
-            if not chunks:
-                self._wake.clear()
-                await self._wake.wait()
-                continue
-            await self._step([self._jobs[chunk.sequence.id] for chunk in chunks], chunks)
+        try:
+            while not self._closing:
+                await self._turn()
+        except Exception as error:
+            # Nobody may wait for ever on an engine that has stopped turning.
+            log.exception("the engine has failed")
+            self._failure = error
         for job in list(self._jobs.values()):
-            self._finish(job, None)
+            self._finish(job, self._failure)
 
-    async def _step(self, jobs: list[_Job], chunks: list) -> None:
+    async def _turn(self) -> None:
+        """One step, or a wait for work; after a while with nothing to do it checks the pool's books."""
+        chunks = []
+        for chunk in schedule([job.sequence for job in self._jobs.values()], self.max_batch_tokens):
+            try:
+                self._engine.grow(chunk.sequence, chunk.count)
+                chunks.append(chunk)
+            except OutOfBlocks as error:
+                self._finish(self._jobs[chunk.sequence.id], error)
+        if chunks:
+            await self._step([self._jobs[chunk.sequence.id] for chunk in chunks], chunks)
+        else:
+            self._wake.clear()
+            try:
+                await asyncio.wait_for(self._wake.wait(), _IDLE_S)
+            except TimeoutError:
+                self.pool.check_integrity()
+                await self._wake.wait()
+
+    async def _step(self, jobs: list[_Job], chunks: list[Chunk]) -> None:
         loop = asyncio.get_running_loop()
         batch = self._engine.prepare(chunks)
         self._flying, self._landed = jobs, loop.create_future()
@@ -222,3 +243,10 @@ class EngineRunner:
             for sequence in self._doomed:
                 self._release(sequence)
             self._doomed.clear()
+
+
+def _threads_from_environment() -> int:
+    given = os.environ.get("PDDBED_THREADS", "1")
+    if not given.isdecimal() or int(given) < 1:
+        raise ValueError(f'PDDBED_THREADS is "{given}"; it must be a whole number of CPU threads, at least 1')
+    return int(given)

