@@ -100,6 +100,8 @@ def test_a_killed_worker_is_a_named_error_for_the_client_and_no_hang(tmp_path: P
         after = http.post("/v1/completions", json={"prompt": "x"})
         assert after.status_code == 503
         assert after.json()["error"]["code"] == "no_worker"
+        pids = list(cluster.pids.values())
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids), "a cluster ends its processes, a stopped one too"
 
 
 def _killed_in_decode(cluster: LocalCluster, http: httpx.Client, victim: str) -> dict[str, Any]:
@@ -125,12 +127,9 @@ def _killed_in_prefill(cluster: LocalCluster, http: httpx.Client) -> dict[str, A
     return error
 
 
-def test_a_cluster_ends_its_processes_and_a_wrong_model_says_so(tmp_path: Path) -> None:
-    with LocalCluster(Layout(), tmp_path / "a") as cluster:
-        pids = list(cluster.pids.values())
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+def test_a_model_that_does_not_exist_is_one_sentence_and_starts_nothing(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="nonesuch"):
-        LocalCluster(Layout(model={"name": "nonesuch"}), tmp_path / "b").__enter__()
+        LocalCluster(Layout(model={"name": "nonesuch"}), tmp_path).__enter__()
 
 
 def test_a_worker_started_alone_names_what_its_environment_lacks() -> None:
