@@ -30,7 +30,7 @@ def their_tokenizer(smollm2: LoadedModel) -> PreTrainedTokenizerBase:
 def test_logits_are_those_of_transformers(smollm2: LoadedModel, oracle: LlamaForCausalLM) -> None:
     ids = smollm2.tokenizer.encode(TEXT)
     difference = (our_logits(smollm2, ids) - their_logits(oracle, ids)).abs().max()
-    assert difference < 1e-3  # of logits up to 30; measured 1.2e-4
+    assert difference < 5e-4  # measured: 1e-4, with logits up to 42
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
