@@ -5,6 +5,7 @@ from typing import Any
 import click
 
 from testbed.cli.options import json_option, lab_option, print_json, sentences
+from testbed.cli.wan_play import describe_playing, play
 
 
 @click.group()
@@ -12,17 +13,23 @@ def wan() -> None:
     """Show and change WAN links of a running lab."""
 
 
+wan.add_command(play)
+
+
 @wan.command()
 @lab_option
 @json_option
 @sentences
 def show(lab: str | None, as_json: bool) -> None:
-    """What each link is asked to do, what is applied, and its counters."""
-    links = _ask(lab, {"op": "wan-show"})["links"]
+    """What each link is asked to do, what is applied, its counters, and the timeline that plays."""
+    reply = _ask(lab, {"op": "wan-show"})
+    playing = reply["congestion"]
     if as_json:
-        print_json(links)
-    else:
-        print_links(links)
+        print_json([{**link, "congestion": playing} for link in reply["links"]])
+        return
+    print_links(reply["links"])
+    if playing is not None:
+        click.echo("\n".join(describe_playing(playing)))
 
 
 @wan.command("set")

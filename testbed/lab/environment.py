@@ -4,8 +4,10 @@ This is the whole interface between the lab and whatever runs inside it; docs/en
 """
 
 import json
+from pathlib import Path
 from typing import Any
 
+from testbed.lab.record import Record
 from testbed.topology.names import resolvable_name
 from testbed.topology.plan import HostPlan, LabPlan
 
@@ -44,6 +46,7 @@ def host_environment(plan: LabPlan, host: HostPlan, secret: str, records: str) -
         "PDDBED_SERVING": json.dumps(plan.serving),
         "PDDBED_SECRET": secret,
         "PDDBED_RECORDS": records,
+        "PDDBED_EVENTS": str(Record(Path(records).parent).events_socket),
         "PDDBED_SEED": str(plan.seed),
         **dict(host.environment),
     }

@@ -13,6 +13,8 @@ from typing import Any
 
 from testbed.capture.counters import count_bytes
 from testbed.capture.points import capture
+from testbed.congestion.control import Congestion
+from testbed.congestion.timeline import Timeline
 from testbed.lab.control import Reply
 from testbed.lab.endpoints import endpoints
 from testbed.lab.network import Network
@@ -36,6 +38,10 @@ class RunningLab:
     measured_rtt_ns: dict[str, int]  # per WAN link, when the lab came up
     began: float = field(default_factory=time.monotonic)
     stop: threading.Event = field(default_factory=threading.Event)
+    congestion: Congestion = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.congestion = Congestion(self.plan, self.record, self.network, self.wan)
 
 
 def _status(lab: RunningLab, _request: dict[str, Any]) -> Reply:
@@ -76,7 +82,15 @@ def _down(lab: RunningLab, _request: dict[str, Any]) -> Reply:
 
 
 def _wan_show(lab: RunningLab, _request: dict[str, Any]) -> Reply:
-    return {"links": lab.wan.show()}, []
+    return {"links": lab.wan.show(), "congestion": lab.congestion.state()}, []
+
+
+def _wan_play(lab: RunningLab, request: dict[str, Any]) -> Reply:
+    return {"congestion": lab.congestion.play(Timeline.from_dict(request["timeline"]))}, []
+
+
+def _wan_stop(lab: RunningLab, _request: dict[str, Any]) -> Reply:
+    return {"congestion": lab.congestion.stop()}, []
 
 
 def _wan_set(lab: RunningLab, request: dict[str, Any]) -> Reply:
@@ -101,6 +115,8 @@ OPERATIONS: dict[str, Callable[[RunningLab, dict[str, Any]], Reply]] = {
     "down": _down,
     "verify": _verify,
     "wan-show": _wan_show,
+    "wan-play": _wan_play,
+    "wan-stop": _wan_stop,
     "wan-set": _wan_set,
     "wan-reset": _wan_reset,
     "capture": capture,

@@ -8,8 +8,11 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from testbed.congestion.conflicts import overloads
+from testbed.congestion.link_facts import links_of_plan
 from testbed.lab import cgroups
 from testbed.links import kernel, refusal
+from testbed.topology.checks.memory import machine_memory_bytes
 from testbed.topology.plan import LabPlan, WanPlan
 
 
@@ -38,6 +41,7 @@ def check(plan: LabPlan, wan_driver: str, with_workers: bool) -> Readiness:
         problems.append("building namespaces needs root here (user namespaces are not allowed); use sudo pddbed up ...")
         return readiness
     _check_drivers(readiness)
+    _check_congestion(readiness)
     _check_cpus(readiness)
     return readiness
 
@@ -77,6 +81,16 @@ def refusal_of(wan: WanPlan, driver: str) -> str | None:
         if refused is not None:
             return refused
     return None
+
+
+def _check_congestion(readiness: Readiness) -> None:
+    """The file was checked for any driver; now it is known which."""
+    plan = readiness.plan
+    if plan.congestion is None or readiness.problems:
+        return
+    for conflict in overloads(plan.congestion.events, links_of_plan(plan.wans), machine_memory_bytes()):
+        event = conflict.event
+        readiness.problems.append(f"congestion[{event.number}].{event.kind}: {conflict.message}")
 
 
 def _check_cpus(readiness: Readiness) -> None:

@@ -46,6 +46,11 @@ class Record:
         return self.directory / "control.sock"
 
     @property
+    def events_socket(self) -> Path:
+        """Where serving events are told, while a timeline plays."""
+        return self.directory / "events.sock"
+
+    @property
     def state_file(self) -> Path:
         return self.directory / "state.json"
 

@@ -63,6 +63,8 @@ class Supervisor:
         state = self._state(lab)
         self._record.write_state(state)
         ControlServer(self._record.control_socket, lambda request: operations.answer(lab, request))
+        if self._plan.congestion is not None:
+            lab.congestion.play(self._plan.congestion)
         self._report(event="up", seconds=round(time.monotonic() - self._began, 3), state=state)
         os.close(self._settings.started_fd)
         signal.signal(signal.SIGTERM, lambda *_: lab.stop.set())

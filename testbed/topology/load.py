@@ -2,10 +2,13 @@
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from testbed.congestion.compile import compile_timeline
+from testbed.congestion.link_facts import links_of_file
 from testbed.topology.checks import run_checks
 from testbed.topology.checks.memory import machine_memory_bytes
 from testbed.topology.document import Document, parse_yaml
@@ -41,10 +44,20 @@ def plan_from_text(text: str, path: str | Path, name: str | None = None, *, memo
     problems += [document.problem(found.path, found.message, at_key=found.at_key) for found in findings]
     if name is not None:
         problems += _check_lab_name(name, file)
+    timeline, mistakes = compile_timeline(
+        topology.congestion,
+        links_of_file(topology),
+        folder=Path(file).absolute().parent,
+        seed=topology.seed,
+        source=file,
+        place=document.problem,
+        memory_bytes=memory,
+    )
+    problems += mistakes
     if problems or document.problems:
         raise TopologyErrors([*document.problems, *problems])
     lab = name or topology.name or lab_name(file)
-    return resolve(topology, lab, Path(file).absolute())
+    return replace(resolve(topology, lab, Path(file).absolute()), congestion=timeline)
 
 
 def lab_name(file: str) -> str:

@@ -8,6 +8,7 @@ from ipaddress import IPv4Interface, IPv4Network
 from pathlib import Path
 from typing import Any
 
+from testbed.congestion.timeline import Timeline
 from testbed.impairment import Impairment
 
 
@@ -101,6 +102,7 @@ class LabPlan:
     serving: dict[str, Any]  # handed to the workers unread
     api_address: str = "127.0.0.1"
     api_port: int = 8000
+    congestion: Timeline | None = None  # begins when the lab is up
 
     @property
     def hosts(self) -> tuple[HostPlan, ...]:

@@ -5,9 +5,9 @@ one value at a time; what must hold between values is in `checks`, what is not b
 and the meaning of what is left out in `resolve`.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from testbed.topology.endpoints import Address, Endpoint, PublishedPort, Subnet
 from testbed.topology.fields import (
@@ -270,11 +270,22 @@ class Replay(Timed):
 class CongestionEntry(Section):
     """One entry of a timeline: exactly one of these."""
 
+    model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra={"minProperties": 1, "maxProperties": 1})
+
     step: Step | None = Field(default=None, description="Other values from a moment on.")
     ramp: Ramp | None = Field(default=None, description="From one value to another.")
     outage: Outage | None = Field(default=None, description="Nothing gets onto the link.")
     cross_traffic: CrossTraffic | None = Field(default=None, description="Others share the bottleneck.")
     replay: Replay | None = Field(default=None, description="As a recorded trace.")
+
+    @model_validator(mode="after")
+    def _is_one_thing(self) -> Self:
+        given = [name for name in type(self).model_fields if name in self.model_fields_set]
+        if not given:
+            raise ValueError(f"says nothing; write one of {', '.join(type(self).model_fields)}")
+        if len(given) > 1:
+            raise ValueError(f"is {' and '.join(given)} at once; write an entry (a line that begins with -) for each")
+        return self
 
 
 Congestion = Annotated[tuple[CongestionEntry, ...], BeforeValidator(lambda value: [] if value is None else value)]

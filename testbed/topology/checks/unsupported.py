@@ -22,8 +22,6 @@ def check_unsupported(file: TopologyFile) -> Iterator[Finding]:
 
 def _asked_for(file: TopologyFile) -> Iterator[tuple[Path, str, str]]:
     """(path, what, what to do instead) of everything that is asked for and not built."""
-    if readable(file.congestion) and file.congestion:
-        yield ("congestion",), "a congestion timeline", "remove it"
     if readable(file.scale) and file.scale:
         yield ("scale",), "a scale model", "remove it"
     if readable(file.datacenters):

@@ -1,0 +1,145 @@
+"""`pddbed wan play`: congestion on the WAN links of a running lab, on a timeline."""
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from testbed.cli import CommandError
+from testbed.cli.options import json_option, lab_option, print_json, sentences
+
+_READY_PATIENCE_S = 600.0
+_POLL_S = 0.2
+
+
+@click.command()
+@lab_option
+@json_option
+@click.argument("file", required=False, metavar="FILE|-")
+@click.option("--at-ready", is_flag=True, help="Wait until the lab is up and its workers serve, then begin.")
+@click.option("--wait", is_flag=True, help="Stay until it is over.")
+@click.option("--stop", is_flag=True, help="End what plays: outages heal, cross traffic ends; steps and ramps stay.")
+@sentences
+def play(lab: str | None, as_json: bool, file: str | None, at_ready: bool, wait: bool, stop: bool) -> None:
+    """Play a timeline on the lab's WAN links, beginning now.
+
+    FILE (- for standard input) holds a list as in a topology file's `congestion:`. It is checked completely before
+    anything begins; every change is recorded in congestion.jsonl in the lab's records.
+    """
+    from testbed.lab.control import ask_lab
+    from testbed.lab.record import find_record
+
+    if stop == (file is not None):
+        raise click.UsageError("name a FILE with a timeline, or --stop" if not stop else "--stop takes no FILE")
+    if stop:
+        record = find_record(lab)
+        state = ask_lab(record, {"op": "wan-stop"}, timeout_s=60)[0]["congestion"]
+    else:
+        assert file is not None
+        text, shown, folder = _read(file)
+        record = _ready_record(lab) if at_ready else find_record(lab)
+        reply, _ = ask_lab(record, {"op": "wan-show"})
+        timeline = _timeline(text, shown, folder, reply)
+        state = ask_lab(record, {"op": "wan-play", "timeline": timeline.to_dict()}, timeout_s=60)[0]["congestion"]
+        if wait:
+            state = _wait(record, state)
+    if as_json:
+        print_json(state)
+    else:
+        click.echo("\n".join(describe_playing(state)))
+    if state["errors"] and state["state"] != "playing":
+        raise CommandError(f"{len(state['errors'])} changes failed; the first: {state['errors'][0]}")
+
+
+def _read(file: str) -> tuple[str, str, Path]:
+    """Text, its name for messages, and the folder that its traces are relative to."""
+    from testbed.topology import TopologyErrors
+    from testbed.topology.files import MAX_BYTES, read_text
+
+    if file == "-":
+        return sys.stdin.read(MAX_BYTES + 1), "<stdin>", Path.cwd()
+    try:
+        return read_text(file), file, Path(file).absolute().parent
+    except TopologyErrors as errors:
+        raise CommandError(str(errors)) from None
+
+
+def _timeline(text: str, shown: str, folder: Path, reply: Mapping[str, Any]) -> Any:
+    from testbed.congestion.link_facts import links_of_lab
+    from testbed.congestion.load import timeline_from_text
+    from testbed.topology import TopologyErrors
+    from testbed.topology.checks.memory import machine_memory_bytes
+
+    try:
+        return timeline_from_text(
+            text, shown, folder, links_of_lab(reply["links"]), seed=0, memory_bytes=machine_memory_bytes()
+        )
+    except TopologyErrors as errors:
+        raise CommandError(str(errors)) from None
+
+
+def _ready_record(lab: str | None) -> Any:
+    """A lab that answers; it does once it is up."""
+    from testbed.lab.control import ask_lab
+    from testbed.lab.record import LabError, find_record
+
+    deadline = time.monotonic() + _READY_PATIENCE_S
+    while True:
+        try:
+            record = find_record(lab)
+            ask_lab(record, {"op": "wan-show"})
+        except LabError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_POLL_S)
+        else:
+            return record
+
+
+def _wait(record: Any, state: dict[str, Any]) -> dict[str, Any]:
+    """Follow it to its end; Ctrl-C leaves it playing."""
+    from rich.console import Console
+
+    from testbed.lab.control import ask_lab
+
+    console = Console(stderr=True)
+    with console.status("") as status:
+        while state["state"] not in ("over", "stopped", "failed"):
+            status.update(describe_playing(state)[0])
+            time.sleep(_POLL_S)
+            state = ask_lab(record, {"op": "wan-show"})[0]["congestion"]
+    return state
+
+
+def describe_playing(state: Mapping[str, Any]) -> list[str]:
+    """What plays, in lines: `two-dc.yaml: playing, 12.3 s of 60 s, 41 changes applied, at most 0.4 ms late`."""
+    from testbed.units import format_duration
+
+    source = os.path.relpath(state["source"]) if state["source"].startswith("/") else state["source"]
+    elapsed = (state["elapsed_ns"] or 0) / 1e9
+    length = "" if state["length_ns"] is None else f" of {format_duration(state['length_ns'])}"
+    done = f"{state['applied']} changes applied"
+    if state["applied"]:
+        done += f", at most {state['latest_ns'] / 1e6:.1f} ms late"
+    lines = [f"timeline {source}: {state['state']}, {elapsed:.1f} s{length}, {done}"]
+    for item in state["playing"]:
+        lines.append(f"  now: {item['kind']} on {_places(item)}")
+    if state["next"] is not None:
+        upcoming = state["next"]
+        lines.append(f"  next: {upcoming['kind']} on {_places(upcoming)} at {upcoming['at_ns'] / 1e9:g} s")
+    for item in state["waiting"]:
+        share = "" if item["fraction"] is None else f" at {item['fraction']:.0%}"
+        lines.append(f"  waits for {item['for']}{share}: {item['kind']} on {_places(item)}")
+    lines += [f"  failed: {error}" for error in state["errors"]]
+    return lines
+
+
+def _places(item: Mapping[str, Any]) -> str:
+    links: dict[str, list[str]] = {}
+    for link, direction in item["targets"]:
+        links.setdefault(link, []).append(direction)
+    return ", ".join(f"{link} {ways[0] if len(ways) == 1 else 'both ways'}" for link, ways in links.items())

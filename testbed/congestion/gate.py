@@ -1,0 +1,103 @@
+"""The gate in front of one direction of a WAN link: cut, it drops whatever arrives; what is past it goes on.
+
+Works with either driver: it stands at the egress of the border router's WAN interface, before queue, delay line and
+relay (kernel: net/core/dev.c, sch_handle_egress), as one instruction of classic BPF that says drop. No module beyond
+cls_bpf is needed, and no privilege beyond the namespace's own. Owns the netlink messages and the count of what was
+dropped, in packets of the MTU (the kernel counts the segments of a super-packet) and in bytes.
+"""
+
+import os
+import socket
+import struct
+
+from pyroute2.netlink.exceptions import NetlinkError
+
+from testbed.netns import netlink_in, network_namespace_of
+
+_CLSACT_EGRESS = 0xFFFFFFF3
+_RTM_NEWTFILTER, _RTM_DELTFILTER, _NLMSG_ERROR = 44, 45, 2
+_REQUEST, _ACK, _EXCL, _CREATE = 1, 4, 0x200, 0x400
+_TCA_KIND, _TCA_OPTIONS = 1, 2
+_TCA_BPF_OPS_LEN, _TCA_BPF_OPS, _TCA_BPF_FLAGS, _ACT_DIRECT = 4, 5, 8, 1
+_RETURN_SHOT = struct.pack("=HBBI", 0x06, 0, 0, 2)  # BPF_RET | BPF_K, TC_ACT_SHOT
+_ETH_P_ALL = 3
+
+
+class GateError(Exception):
+    """A gate cannot be set up or moved; the message says where."""
+
+
+class Gate:
+    """Of one interface. Cuts nest: it heals with the last of them."""
+
+    def __init__(self, pid: int, ifname: str) -> None:
+        """`pid` is any process in the border router's network namespace. Raises GateError."""
+        self._pid = pid
+        self._ifname = ifname
+        self._cuts = 0
+        self.counted = (0, 0)  # when it was last looked at; nothing is dropped between cuts
+        try:
+            with netlink_in(pid) as netlink:
+                self._index = netlink.link_lookup(ifname=ifname)[0]
+                kinds = [qdisc.get_attr("TCA_KIND") for qdisc in netlink.get_qdiscs(self._index)]
+                if "clsact" not in kinds:
+                    netlink.tc("add", "clsact", self._index)
+        except (IndexError, NetlinkError) as error:
+            raise GateError(f"no gate can be set up at {ifname}: {error}") from error
+        with network_namespace_of(pid):
+            self._netlink = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0)
+        self.count()
+        self._netlink.bind((0, 0))
+        self._netlink.settimeout(5)
+
+    @property
+    def is_cut(self) -> bool:
+        return self._cuts > 0
+
+    def cut(self) -> None:
+        """New arrivals are dropped from now on. Raises GateError."""
+        if self._cuts:
+            self.count()  # what was dropped until now belongs to the cuts before
+        else:
+            options = (
+                _attribute(_TCA_BPF_OPS_LEN, struct.pack("=H", 1))
+                + _attribute(_TCA_BPF_OPS, _RETURN_SHOT)
+                + _attribute(_TCA_BPF_FLAGS, struct.pack("=I", _ACT_DIRECT))
+            )
+            self._request(_RTM_NEWTFILTER, _REQUEST | _ACK | _CREATE | _EXCL, _attribute(_TCA_OPTIONS, options))
+        self._cuts += 1
+
+    def heal(self) -> None:
+        """One cut less. Raises GateError."""
+        if self._cuts == 1:
+            self._request(_RTM_DELTFILTER, _REQUEST | _ACK)
+        self._cuts = max(0, self._cuts - 1)
+
+    def count(self) -> tuple[int, int]:
+        """(packets, bytes) dropped since the interface was made; bytes count what it would have sent."""
+        with netlink_in(self._pid) as netlink:
+            for qdisc in netlink.get_qdiscs(self._index):
+                if qdisc.get_attr("TCA_KIND") == "clsact":
+                    basic = qdisc.get_attr("TCA_STATS2").get_attr("TCA_STATS_BASIC")
+                    self.counted = (basic["packets"], basic["bytes"])
+        return self.counted
+
+    def close(self) -> None:
+        """Open for good."""
+        if self._cuts:
+            self._cuts = 1
+            self.heal()
+        self._netlink.close()
+
+    def _request(self, kind: int, flags: int, attributes: bytes = b"") -> None:
+        info = socket.htons(_ETH_P_ALL) | 1 << 16  # protocol and priority
+        body = struct.pack("=BxxxiIII", socket.AF_UNSPEC, self._index, 1, _CLSACT_EGRESS, info)
+        body += _attribute(_TCA_KIND, b"bpf\0") + attributes
+        self._netlink.send(struct.pack("=IHHII", 16 + len(body), kind, flags, 1, 0) + body)
+        _, answered, _, _, _, error = struct.unpack_from("=IHHIIi", self._netlink.recv(65536))
+        if answered != _NLMSG_ERROR or error:
+            raise GateError(f"the gate at {self._ifname} cannot be moved: {os.strerror(-error)}")
+
+
+def _attribute(kind: int, payload: bytes) -> bytes:
+    return struct.pack("=HH", 4 + len(payload), kind) + payload + bytes(-len(payload) % 4)
