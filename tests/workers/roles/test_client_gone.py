@@ -64,6 +64,27 @@ def test_during_the_transfer_over_the_fabric(tiny: LoadedModel, tmp_path: Path) 
     run(test())
 
 
+def test_late_kv_of_a_request_that_is_gone_is_not_written_to_blocks_that_have_a_new_owner(
+    tiny: LoadedModel, tmp_path: Path
+) -> None:
+    async def test() -> None:
+        async with SlowWan(tiny, tmp_path, None) as lab:
+            lab.fabric.rate_bytes_per_s = 300e3
+            await leave_when(lab, "fabric transfer", prompt_of(1000), True)
+            pool = lab.rld0.pool
+            mine = pool.allocate(pool.num_blocks)
+            pool.storage.fill_(7.0)
+            before = lab.fabric.forwarded
+            lab.fabric.rate_bytes_per_s = None
+            await eventually(lambda: lab.fabric.forwarded > before + 100_000, 3, "the frame under way is finished")
+            await asyncio.sleep(0.2)
+            assert (pool.storage == 7.0).all()
+            pool.release(mine)
+            await lab.complete(prompt_of(20), 5)
+
+    run(test())
+
+
 def test_during_relay_decode(tiny: LoadedModel, tmp_path: Path) -> None:
     async def test() -> None:
         async with SlowWan(tiny, tmp_path, 200e3) as lab:
