@@ -63,7 +63,10 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     gc.disable()  # nothing in the loop makes cycles
-    run({tun_a: lanes["forward"], tun_b: lanes["backward"]}, control, load)
+    try:
+        run({tun_a: lanes["forward"], tun_b: lanes["backward"]}, control, load)
+    except OSError as error:
+        sys.exit(f"a TUN device of wan {start['name']} is gone: {error.strerror}")
 
 
 def _lowest(fd: int) -> int:

@@ -41,11 +41,14 @@ class Load:
 
 
 def run(lanes: dict[int, Lane], control: Control, load: Load) -> None:
-    """Carry packets until the control socket closes. `lanes` maps the descriptor to read from to its lane."""
+    """Carry packets until the control socket closes. `lanes` maps the descriptor to read from to its lane.
+
+    Raises OSError when a device is gone (its router's namespace ended): there is nothing left to wait for.
+    """
     control_fd = control.fileno()
     descriptors = [*lanes, control_fd]
     both = tuple(lanes.values())
-    polled_for = 0  # the deadline for which the loop woke early
+    early_for = 0  # the deadline for which the loop wakes early and polls
     while True:
         now = monotonic_ns()
         deadline = now + _LONGEST_WAIT_NS
@@ -55,12 +58,10 @@ def run(lanes: dict[int, Lane], control: Control, load: Load) -> None:
                 deadline = due
         before = monotonic_ns()
         wait = deadline - before
-        if wait > _PAUSE_NS:
+        if wait > _PAUSE_NS or deadline == early_for:
+            early_for = deadline
             wait -= _EARLY_NS
-            polled_for = deadline
-        elif wait < 0 or deadline == polled_for:
-            wait = 0
-        readable, _, _ = select(descriptors, (), (), wait / 1e9)
+        readable, _, _ = select(descriptors, (), (), max(0, wait) / 1e9)
         load.waited(before, monotonic_ns())
         for fd in readable:
             if fd == control_fd:
@@ -77,7 +78,7 @@ def _drain(fd: int, lane: Lane) -> None:
         now = monotonic_ns()
         try:
             data = os.read(fd, READ_BYTES)
-        except OSError:  # EAGAIN: nothing more; EIO: the interface is down
+        except BlockingIOError:
             return
         lane.arrive(data, now)
         lane.emit(now, monotonic_ns)

@@ -266,6 +266,47 @@ def test_the_death_of_the_relay_takes_its_devices_and_is_told(raise_rig: Callabl
     bed.link.close()
 
 
+def test_waiting_costs_no_cpu(raise_rig: Callable[..., Rig]) -> None:
+    """Waking early and polling must end with 80 us a packet, also when an arrival interrupts the wait."""
+    bed = raise_rig(Impairment(delay_ns=1000 * MS))
+    sender, receiver = udp_pair(bed)
+    stat = Path(f"/proc/{link_of(bed).health()['pid']}/stat")
+    before = cpu_seconds(stat)
+    send_numbered(sender, 20, 40.0)
+    assert len(receive_numbers(receiver, 20)) == 20
+    assert cpu_seconds(stat) - before < 0.1  # of 1.5 s
+
+
+def cpu_seconds(stat: Path) -> float:
+    user, system = stat.read_text().rsplit(") ", 1)[1].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+def test_a_device_taken_away_ends_the_relay_rather_than_spinning(raise_rig: Callable[..., Rig]) -> None:
+    bed = raise_rig(Impairment())
+    relay = Path(f"/proc/{link_of(bed).health()['pid']}/stat")
+    bed.run(bed.router_a, ["ip", "link", "del", "wan-a"])
+    deadline = time.monotonic() + 5
+    while relay.read_text().split()[2] != "Z":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    with pytest.raises(LinkError, match="has ended with status 1"):
+        bed.link.counters()
+    assert "is gone" in link_of(bed).log_path.read_text()
+
+
+def test_an_interface_taken_down_and_up_carries_on(raise_rig: Callable[..., Rig]) -> None:
+    bed = raise_rig(Impairment())
+    bed.run(bed.router_b, ["ip", "link", "set", "wan-b", "down"])
+    with pytest.raises(subprocess.CalledProcessError):
+        ping_rtts_ms(bed, count=2)
+    bed.run(bed.router_b, ["ip", "link", "set", "wan-b", "up"])
+    bed.run(bed.router_b, ["ip", "route", "replace", "10.91.0.0/24", "via", str(WAN_A.ip)])
+    assert len(ping_rtts_ms(bed, count=3)) == 3
+    assert bed.link.counters()["forward"]["dropped_unasked"] > 0
+    assert link_of(bed).health()["busy_max"] < 0.5
+
+
 def has_interface(pid: int, name: str) -> bool:
     return any(line.lstrip().startswith(f"{name}:") for line in Path(f"/proc/{pid}/net/dev").read_text().splitlines())
 
