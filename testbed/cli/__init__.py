@@ -14,6 +14,7 @@ COMMANDS: dict[str, dict[str, str]] = {
     "Files": {
         "validate": "testbed.cli.validate:validate",
         "schema": "testbed.cli.schema:schema",
+        "graph": "testbed.cli.graph:graph",
     },
     "Lab": {
         "up": "testbed.cli.up:up",

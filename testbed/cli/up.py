@@ -107,7 +107,7 @@ def _summary(state: dict[str, Any], seconds: float) -> None:
 
 def _links(state: dict[str, Any]) -> None:
     """A line per direction: what the quick verification measured; or the round trip, where there was none."""
-    from testbed.cli.verify import shown
+    from testbed.verify.words import shown
 
     verified = state["verified"]
     if verified is None:

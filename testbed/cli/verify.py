@@ -38,6 +38,8 @@ def _print(result: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from testbed.verify.words import shown
+
     table = Table(box=None, pad_edge=False)
     for title in ("LINK", "DIRECTION", "FIGURE", "ASKED", "MEASURED", "VERDICT", "NOTE"):
         table.add_column(title, overflow="fold")
@@ -60,20 +62,3 @@ def _print(result: dict[str, Any]) -> None:
         console.print(f"[red]unfaithful[/]: {reason}")
     if result["ok"] and result["faithful"]:
         console.print("every link does what it is asked to do")
-
-
-def shown(value: float | None, unit: str) -> str:
-    """A base-unit value for people."""
-    from testbed.units import short_duration, short_percent, short_rate, short_size
-
-    if value is None:
-        return "-"
-    match unit:
-        case "ns":  # a delay less its floor may come out a few microseconds below nothing
-            return ("-" if value < 0 else "") + short_duration(abs(value), 4)
-        case "bit/s":
-            return short_rate(value, 4)
-        case "share":
-            return short_percent(value)
-        case _:
-            return short_size(value)

@@ -60,7 +60,8 @@ def _status(lab: RunningLab, _request: dict[str, Any]) -> Reply:
         for host in lab.plan.hosts
     ]
     links = [{**link, "measured_rtt_ns": lab.measured_rtt_ns[link["name"]]} for link in lab.wan.show()]
-    return {**lab.record.state(), "uptime_s": time.monotonic() - lab.began, "hosts": hosts, "links": links}, []
+    state = {**lab.record.state(), "verified": lab.verification.last}
+    return {**state, "uptime_s": time.monotonic() - lab.began, "hosts": hosts, "links": links}, []
 
 
 def _enter(lab: RunningLab, request: dict[str, Any]) -> Reply:

@@ -31,6 +31,11 @@ def describe(plan: LabPlan) -> list[str]:
 
 def describe_direction(impairment: Impairment) -> str:
     """One direction in human units: `400mbit, 20ms, queue 2MB (40ms)`."""
+    return ", ".join(direction_parts(impairment))
+
+
+def direction_parts(impairment: Impairment) -> list[str]:
+    """The same, value by value."""
     parts = [short_rate(impairment.rate_bps, 4) if impairment.rate_bps is not None else "no rate limit"]
     parts.append(short_duration(impairment.delay_ns, 4))
     if impairment.jitter is not None:
@@ -50,7 +55,7 @@ def describe_direction(impairment: Impairment) -> str:
         drain = short_duration(impairment.serialization_ns(impairment.queue_bytes))
         codel = ", CoDel" if impairment.codel is not None else ""
         parts.append(f"queue {short_size(impairment.queue_bytes)} ({drain}{codel})")
-    return ", ".join(parts)
+    return parts
 
 
 def plan_as_dict(plan: LabPlan) -> dict[str, Any]:

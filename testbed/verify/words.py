@@ -1,0 +1,37 @@
+"""Verified figures as people read them: base units to short text."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from testbed.units import short_duration, short_percent, short_rate, short_size
+
+
+def shown(value: float | None, unit: str) -> str:
+    """A base-unit value for people; `-` for what was not measured, `none` for the delay of what never arrived."""
+    if value is None:
+        return "-"
+    if math.isinf(value):
+        return "none"
+    match unit:
+        case "ns":  # a delay less its floor may come out a few microseconds below nothing
+            return ("-" if value < 0 else "") + short_duration(abs(value), 4)
+        case "bit/s":
+            return short_rate(value, 4)
+        case "share":
+            return short_percent(value)
+        case _:
+            return short_size(value)
+
+
+def phrase(figure: Mapping[str, Any]) -> str | None:
+    """What was measured, in two or three words: `20.01ms`, `399.7mbit (UDP)`, `loss 1.02%`; None for nothing."""
+    if figure["measured"] is None:
+        return None
+    value = shown(figure["measured"], figure["unit"])
+    name = figure["figure"]
+    if name == "delay":
+        return value
+    if name.startswith("rate"):
+        return f"{value} {name.removeprefix('rate').strip()}".strip()
+    return f"{name} {value}"
