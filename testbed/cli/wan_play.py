@@ -111,7 +111,7 @@ def _wait(record: Any, state: dict[str, Any]) -> dict[str, Any]:
         while state["state"] not in ("over", "stopped", "failed"):
             status.update(describe_playing(state)[0])
             time.sleep(_POLL_S)
-            state = ask_lab(record, {"op": "wan-show"})[0]["congestion"]
+            state = ask_lab(record, {"op": "wan-playing"})[0]["congestion"]
     return state
 
 

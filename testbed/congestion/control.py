@@ -62,11 +62,6 @@ class Congestion:
         """Of the timeline that plays, or that played last; None where there was none."""
         return None if self._player is None else self._player.state()
 
-    # -- the control socket ---------------------------------------------------------------------------------------
-
-    def answer_play(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        return self.play(Timeline.from_dict(request["timeline"]))
-
     def close(self) -> None:
         """End what plays, when the lab goes."""
         with suppress(PlayError):

@@ -86,6 +86,11 @@ def _wan_show(lab: RunningLab, _request: dict[str, Any]) -> Reply:
     return {"links": lab.wan.show(), "congestion": lab.congestion.state()}, []
 
 
+def _wan_playing(lab: RunningLab, _request: dict[str, Any]) -> Reply:
+    """Only what plays: whoever follows a timeline must not hold up its changes by asking the links."""
+    return {"congestion": lab.congestion.state()}, []
+
+
 def _wan_play(lab: RunningLab, request: dict[str, Any]) -> Reply:
     return {"congestion": lab.congestion.play(Timeline.from_dict(request["timeline"]))}, []
 
@@ -117,6 +122,7 @@ OPERATIONS: dict[str, Callable[[RunningLab, dict[str, Any]], Reply]] = {
     "verify": _verify,
     "wan-show": _wan_show,
     "wan-play": _wan_play,
+    "wan-playing": _wan_playing,
     "wan-stop": _wan_stop,
     "wan-set": _wan_set,
     "wan-reset": _wan_reset,
