@@ -1,7 +1,7 @@
 """What a capture holds against what the workers counted: rows by class and direction, by request, and a verdict.
 
-Pure but for reading the file and the notes. A worker's counters are compared over the time between its first and its
-last note inside the capture; both the sender's and the receiver's count are held against the packets.
+Pure but for reading the file and the notes. Counters are compared over the time between two readings inside the
+capture (see `counters.count_pair`); both the sender's and the receiver's count are held against the packets.
 """
 
 import json
@@ -12,14 +12,16 @@ from pathlib import Path
 
 from testbed.capture import counters, pcapng
 from testbed.capture.context import Context, LabHost
-from testbed.capture.counters import Counted
-from testbed.capture.flows import Books, DirectionFacts, PairBytes, RequestBytes, Window
+from testbed.capture.counters import PairCount, Window, count_pair
+from testbed.capture.flows import Books, Connection, DirectionFacts, PairBytes, RequestBytes
 from testbed.capture.packets import FileFacts, read_segments
 from workers.wire.counters import CLASSES
 from workers.wire.dissect import UNKNOWN
 
 TOLERANCE = 0.01
 TOTAL = "all frames"
+_WORTH_TELLING_NS = 2_000_000_000
+Counted = Mapping[tuple[str, str], PairCount]  # by sender and receiver
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,7 @@ class Audit:
     dropped: int | None  # packets that the capture lost; None: not known
     rows: list[Row] = field(default_factory=list)
     directions: dict[str, DirectionFacts] = field(default_factory=dict)
+    connections: list[Connection] = field(default_factory=list)
     other_packets: dict[str, int] = field(default_factory=dict)  # not TCP, by direction
     requests: list[RequestRow] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)  # any of them fails the audit
@@ -97,14 +100,14 @@ def audit(file: Path, context: Context, records: Path | None) -> Audit:
     """Read and compare; without `records`, only classify. Raises UnreadableCapture, BadCounters."""
     accounts = pcapng.read_statistics(file)
     begin_ns, end_ns = _span(file, context, accounts)
-    counted = _counted(records, begin_ns, end_ns) if records is not None else {}
-    windows: dict[str, Window] = {host: (count.begin_ns, count.end_ns) for host, count in counted.items()}
-    books, facts = Books(context, windows), FileFacts()
+    counted = {} if records is None else _counted(context, records, (begin_ns, end_ns))
+    books, facts = Books(context, counted), FileFacts()
     for segment in read_segments(file, facts):
         books.take(segment)
     books.close()
     result = Audit(context, facts, sum(account.dropped for account in accounts) if accounts else None)
     result.directions = dict(books.directions)
+    result.connections = books.connections
     for (interface, arriving), packets in facts.other_packets.items():
         direction = books.direction_at(interface, arriving)
         result.other_packets[direction] = result.other_packets.get(direction, 0) + packets
@@ -112,7 +115,7 @@ def audit(file: Path, context: Context, records: Path | None) -> Audit:
     result.requests = _request_rows(books, None if records is None else records / "requests.jsonl")
     if records is not None:
         result.problems += _uncounted(context, books, counted)
-    result.notes += _notes(result, windows, begin_ns, end_ns)
+    result.notes += _notes(result, counted, begin_ns, end_ns)
     return result
 
 
@@ -126,10 +129,16 @@ def _span(file: Path, context: Context, accounts: list[pcapng.Statistics]) -> tu
     return context.begun_ns or facts.first_ns or 0, facts.last_ns or 0
 
 
-def _counted(records: Path, begin_ns: int, end_ns: int) -> dict[str, Counted]:
+def _counted(context: Context, records: Path, within: Window) -> Counted:
     notes = counters.read_notes(records)
-    between = {host: counters.between(lines, begin_ns, end_ns) for host, lines in notes.items()}
-    return {host: count for host, count in between.items() if count is not None}
+    pairs = {}
+    for sender in context.hosts:
+        for receiver in context.hosts:
+            if sender is not receiver and context.passage(sender, receiver) is not None:
+                count = count_pair(notes.get(sender.name, []), notes.get(receiver.name, []), within)
+                if count is not None:
+                    pairs[sender.name, receiver.name] = count
+    return pairs
 
 
 def _pairs(context: Context, books: Books) -> Iterator[tuple[LabHost, LabHost, str]]:
@@ -144,7 +153,7 @@ def _pairs(context: Context, books: Books) -> Iterator[tuple[LabHost, LabHost, s
             yield sender, receiver, passage.direction
 
 
-def _worker_rows(context: Context, books: Books, counted: Mapping[str, Counted] | None) -> list[Row]:
+def _worker_rows(context: Context, books: Books, counted: Counted | None) -> list[Row]:
     by_direction: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for sender, receiver, direction in _pairs(context, books):
         by_direction[direction].append((sender.name, receiver.name))
@@ -165,7 +174,7 @@ def _row(
     direction: str,
     pairs: list[tuple[str, str]],
     books: Books,
-    counted: Mapping[str, Counted] | None,
+    counted: Counted | None,
     *,
     judged: bool,
 ) -> Row:
@@ -174,16 +183,16 @@ def _row(
     in_file, at_edges = sum(entry.total for entry in everything), sum(entry.at_edges for entry in everything)
     if counted is None:
         return Row(traffic, direction, in_file)
-    sent = [(sender, receiver) for sender, receiver in pairs if sender in counted]
-    received = [(sender, receiver) for sender, receiver in pairs if receiver in counted]
+    known = [pair for pair in pairs if pair in counted]
+    compared = [entry for pair in known for entry in seen[pair]]
     return Row(
         traffic,
         direction,
         in_file,
-        captured=sum(entry.sent for pair in sent for entry in seen[pair]),
-        counted=sum(counted[s].bytes.get((r, "sent", name), 0) for s, r in sent for name in classes),
-        captured_for_receivers=sum(entry.received for pair in received for entry in seen[pair]),
-        received=sum(counted[r].bytes.get((s, "received", name), 0) for s, r in received for name in classes),
+        captured=sum(entry.sent for entry in compared),
+        counted=sum(counted[pair].sent.get(name, 0) for pair in known for name in classes),
+        captured_for_receivers=sum(entry.received for entry in compared),
+        received=sum(counted[pair].received.get(name, 0) for pair in known for name in classes),
         at_edges=at_edges,
         judged=judged,
     )
@@ -193,12 +202,12 @@ def _plain_rows(books: Books) -> list[Row]:
     return [Row(traffic, direction, size) for (traffic, direction), size in sorted(books.classes.items())]
 
 
-def _uncounted(context: Context, books: Books, counted: Mapping[str, Counted]) -> Iterator[str]:
+def _uncounted(context: Context, books: Books, counted: Counted) -> Iterator[str]:
     """Workers that took part and whose counters say nothing about the time of the capture."""
-    seen = {name for sender, receiver, _ in books.pairs for name in (sender, receiver)}
-    for host in context.hosts:
-        if host.name in seen and host.name not in counted:
-            yield f"{host.name} noted its counters less than twice during the capture: its bytes cannot be compared"
+    for sender, receiver, _ in _pairs(context, books):
+        pair = (sender.name, receiver.name)
+        if pair not in counted and any((*pair, name) in books.pairs for name in (*CLASSES, UNKNOWN)):
+            yield f"{pair[0]} or {pair[1]} noted its counters less than twice during the capture: nothing to compare"
 
 
 def _request_rows(books: Books, records: Path | None) -> list[RequestRow]:
@@ -242,7 +251,7 @@ def _recorded_kv(requests: Path) -> Iterator[tuple[str, dict[tuple[str, str], in
         yield record["request_id"], spans
 
 
-def _notes(result: Audit, windows: Mapping[str, Window], begin_ns: int, end_ns: int) -> Iterator[str]:
+def _notes(result: Audit, counted: Counted, begin_ns: int, end_ns: int) -> Iterator[str]:
     """What a reader of the table should know."""
     if result.dropped is None:
         yield "the file does not say how many packets the capture dropped (it did not end properly, or is not ours)"
@@ -253,11 +262,13 @@ def _notes(result: Audit, windows: Mapping[str, Window], begin_ns: int, end_ns: 
         yield f"{missed} bytes were acknowledged and are not in the file; they are included by their sequence numbers"
     if any(row.traffic == UNKNOWN for row in result.rows):
         yield ("where the payload was not captured, frames have no class: only the sum of all frames is compared there")
-    if windows:
-        first = max(begin for begin, _ in windows.values()) - begin_ns
-        last = end_ns - min(end for _, end in windows.values())
-        if max(first, last) > 2_000_000_000:
+    if counted:
+        first = max(count.sent_within[0] for count in counted.values()) - begin_ns
+        last = end_ns - min(count.sent_within[1] for count in counted.values())
+        if max(first, last) > _WORTH_TELLING_NS:
             yield (
                 f"the counters were first read {first / 1e9:.1f} s after the capture's begin and last "
                 f"{last / 1e9:.1f} s before its end: only what lies between is compared"
             )
+    if any(row.at_edges for row in result.rows):
+        yield "traffic was flowing when counters were read: frames that crossed then may be counted on either side"

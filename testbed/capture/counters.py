@@ -8,8 +8,10 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,31 +22,10 @@ if TYPE_CHECKING:
 
 _PATIENCE_S = 3.0
 _POLL_S = 0.002
+_TOGETHER_NS = 100_000_000  # notes of two workers nearer than this belong to one reading
+_AT_END_NS = 10_000_000_000  # how far from the first or last reading a better one is looked for
 Key = tuple[str, str, str]  # peer, "sent" or "received", class
-
-
-def count_bytes(lab: "RunningLab", _request: dict[str, Any]) -> Reply:
-    """Have every worker note its counters now; returns the hosts that did, and those that did not in time."""
-    asked: dict[str, tuple[Path, int]] = {}
-    for host, process in list(lab.processes.by_host.items()):
-        file = lab.record.results / f"bytes-{host}.jsonl"
-        # before it is ready a worker has no handler, and the signal would end it
-        if process.host.role and process.state == "ready" and process.pid:
-            asked[host] = (file, _size(file))
-            os.kill(process.pid, signal.SIGUSR1)
-    deadline = time.monotonic() + _PATIENCE_S
-    while True:
-        silent = [host for host, (file, before) in asked.items() if _size(file) <= before]
-        if not silent or time.monotonic() > deadline:
-            return {"counted": sorted(set(asked) - set(silent)), "silent": silent}, []
-        time.sleep(_POLL_S)
-
-
-def _size(file: Path) -> int:
-    try:
-        return file.stat().st_size
-    except FileNotFoundError:
-        return 0
+Window = tuple[int, int]  # Unix nanoseconds, first and last
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +37,59 @@ class Note:
     time_ns: int
     bytes: dict[Key, int]
 
+    def with_peer(self, peer: str, way: str) -> dict[str, int]:
+        """Bytes exchanged with one peer, by class; classes without bytes left out."""
+        return {name: size for (other, side, name), size in self.bytes.items() if (other, side) == (peer, way) and size}
+
 
 class BadCounters(Exception):
     """The notes cannot be used; the message says which line and why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """What one worker counted between two of its notes."""
+# -- in the lab --------------------------------------------------------------------------------------------------
 
-    host: str
-    begin_ns: int
-    end_ns: int
-    bytes: dict[Key, int]
+
+def count_bytes(lab: "RunningLab", _request: dict[str, Any]) -> Reply:
+    """Have every worker note its counters now.
+
+    Returns the hosts that did, those that did not in time, and whether the notes are `level`: everything that was
+    sent has been received, so nothing was on its way.
+    """
+    asked: dict[str, tuple[Path, int]] = {}
+    for host, process in list(lab.processes.by_host.items()):
+        file = lab.record.results / f"bytes-{host}.jsonl"
+        # before it is ready a worker has no handler, and the signal would end it
+        if process.host.role and process.state == "ready" and process.pid:
+            asked[host] = (file, _size(file))
+            os.kill(process.pid, signal.SIGUSR1)
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        silent = [host for host, (file, before) in asked.items() if _size(file) <= before]
+        if not silent or time.monotonic() > deadline:
+            break
+        time.sleep(_POLL_S)
+    noted = {host: _last_note(*place) for host, place in asked.items() if host not in silent}
+    level = not silent and all(
+        is_level(sender, receiver) for sender in noted.values() for receiver in noted.values() if sender is not receiver
+    )
+    return {"counted": sorted(noted), "silent": silent, "level": level}, []
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _last_note(file: Path, before: int) -> Note:
+    """The latest of the lines after byte `before`."""
+    with file.open("rb") as stream:
+        stream.seek(before)
+        return _note(stream.read().splitlines()[-1])
+
+
+# -- reading -----------------------------------------------------------------------------------------------------
 
 
 def read_notes(directory: Path) -> dict[str, list[Note]]:
@@ -80,25 +101,84 @@ def read_notes(directory: Path) -> dict[str, list[Note]]:
 
 
 def _notes(file: Path) -> Iterator[Note]:
-    for number, line in enumerate(file.read_text().splitlines(), 1):
+    for number, line in enumerate(file.read_bytes().splitlines(), 1):
         try:
-            row = json.loads(line)
-            counts = {(peer, way, traffic): int(size) for peer, way, traffic, size, _ in row["counts"]}
-            yield Note(str(row["host"]), int(row["pid"]), int(row["time_ns"]), counts)
+            yield _note(line)
         except (ValueError, KeyError, TypeError) as error:
             raise BadCounters(f"{file}:{number} is not a line of byte counters ({error!r})") from None
 
 
-def between(notes: list[Note], begin_ns: int, end_ns: int) -> Counted | None:
-    """What was counted between the first and the last note within a time; None with less than two.
+def _note(line: bytes) -> Note:
+    row = json.loads(line)
+    counts = {(peer, way, traffic): int(size) for peer, way, traffic, size, _ in row["counts"]}
+    return Note(str(row["host"]), int(row["pid"]), int(row["time_ns"]), counts)
 
-    Raises BadCounters when the worker started anew in between.
+
+def is_level(sender: Note, receiver: Note) -> bool:
+    """Whether the receiver had counted all that the sender had: nothing was on its way between them."""
+    return sender.with_peer(receiver.host, "sent") == receiver.with_peer(sender.host, "received")
+
+
+@dataclass(frozen=True, slots=True)
+class PairCount:
+    """What two workers counted of the traffic from one to the other, each between two of its own notes.
+
+    `begins_level` and `ends_level`: nothing was on its way at that moment, so packets and counts can be told apart
+    there to the byte. Otherwise frames that crossed at that moment may be on either side.
     """
-    inside = [note for note in notes if begin_ns <= note.time_ns <= end_ns]
-    if len(inside) < 2:
+
+    sent_within: Window
+    received_within: Window
+    sent: dict[str, int]  # by class
+    received: dict[str, int]
+    begins_level: bool
+    ends_level: bool
+
+
+def count_pair(senders: Sequence[Note], receivers: Sequence[Note], within: Window) -> PairCount | None:
+    """From the notes of a sender and of a receiver that lie within a time; None with less than two of either.
+
+    Chooses the first and the last reading, or a level one near it. Raises BadCounters when a worker started anew.
+    """
+    sent = _inside(senders, within)
+    received = _inside(receivers, within)
+    if len(sent) < 2 or len(received) < 2:
         return None
-    first, last = inside[0], inside[-1]
-    if first.pid != last.pid or any(last.bytes.get(key, 0) < size for key, size in first.bytes.items()):
-        raise BadCounters(f"{first.host} started anew during the capture: its counters cannot be compared")
-    counted = {key: size - first.bytes.get(key, 0) for key, size in last.bytes.items()}
-    return Counted(first.host, first.time_ns, last.time_ns, counted)
+    level = [pair for pair in _readings(sent, received) if is_level(*pair)]
+    begin, begins_level = (sent[0], received[0]), False
+    end, ends_level = (sent[-1], received[-1]), False
+    if level and level[0][0].time_ns - begin[0].time_ns < _AT_END_NS and level[0][0] is not sent[-1]:
+        begin, begins_level = level[0], True
+    if level and end[0].time_ns - level[-1][0].time_ns < _AT_END_NS and level[-1][0] is not begin[0]:
+        end, ends_level = level[-1], True
+    names = sent[0].host, received[0].host
+    return PairCount(
+        (begin[0].time_ns, end[0].time_ns),
+        (begin[1].time_ns, end[1].time_ns),
+        _difference(begin[0].with_peer(names[1], "sent"), end[0].with_peer(names[1], "sent")),
+        _difference(begin[1].with_peer(names[0], "received"), end[1].with_peer(names[0], "received")),
+        begins_level,
+        ends_level,
+    )
+
+
+def _inside(notes: Sequence[Note], within: Window) -> list[Note]:
+    inside = [note for note in notes if within[0] <= note.time_ns <= within[1]]
+    for before, after in pairwise(inside):
+        if before.pid != after.pid or any(after.bytes.get(key, 0) < size for key, size in before.bytes.items()):
+            raise BadCounters(f"{before.host} started anew during the capture: its counters cannot be compared")
+    return inside
+
+
+def _readings(sent: Sequence[Note], received: Sequence[Note]) -> Iterator[tuple[Note, Note]]:
+    """Notes of the two that were taken together."""
+    times = [note.time_ns for note in received]
+    for note in sent:
+        at = bisect_left(times, note.time_ns)
+        nearest = min(received[max(0, at - 1) : at + 1], key=lambda other: abs(other.time_ns - note.time_ns))
+        if abs(nearest.time_ns - note.time_ns) < _TOGETHER_NS:
+            yield note, nearest
+
+
+def _difference(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
+    return {name: size - before.get(name, 0) for name, size in after.items()}

@@ -7,7 +7,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from testbed.capture.context import Context, LabHost
+from testbed.capture.context import Context, LabHost, Passage
+from testbed.capture.counters import PairCount
 from testbed.capture.packets import ACK, SYN, Segment
 from testbed.capture.stream import HalfStream
 from workers.wire.dissect import UNKNOWN, Dissector, Piece, request_of
@@ -16,7 +17,6 @@ from workers.wire.messages import KvBegin, KvBlocks, KvEnd, KvReceived, TokenIds
 HTTP, OTHER = "http", "other"
 _HTTP_BEGINS = (b"GET ", b"POST ", b"PUT ", b"HEAD ", b"DELETE ", b"OPTIONS ", b"PATCH ", b"HTTP/1.", b"PRI * HTTP/2")
 EDGE_NS = 50_000_000
-Window = tuple[int, int]  # Unix nanoseconds, first and last
 
 
 @dataclass(slots=True)
@@ -27,7 +27,7 @@ class PairBytes:
     frames: int = 0
     sent: int = 0
     received: int = 0
-    at_edges: int = 0  # of frames that crossed so near to a reading of the counters that either side may have them
+    at_edges: int = 0  # of frames that crossed while counters were read and traffic flowed: on either side of it
 
 
 @dataclass(slots=True)
@@ -52,6 +52,17 @@ class Transfer:
     kv_bytes: int = 0  # of block storage: bodies alone
 
 
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """One TCP connection, as far as sequence numbers tell: what there is to know without payload."""
+
+    source: str  # HOST:PORT, or ADDRESS:PORT
+    target: str
+    between_workers: bool
+    source_bytes: int  # payload from the source
+    target_bytes: int
+
+
 @dataclass
 class RequestBytes:
     """One request's frames: bytes by (class, direction), token ids by direction."""
@@ -66,6 +77,7 @@ class Flow:
     def __init__(self, books: "Books", segment: Segment) -> None:
         self._books = books
         self._source = segment.source
+        self._target = segment.target
         self._halves = (HalfStream(), HalfStream())
         self._ends = (books.host_at(segment.source), books.host_at(segment.target))
         self._is_worker = books.is_worker_connection(segment)
@@ -90,13 +102,14 @@ class Flow:
         if segment.acknowledged is not None:
             self._give(1 - side, self._halves[1 - side].acknowledge(segment.time_ns, segment.acknowledged))
 
-    def close(self) -> None:
+    def close(self, time_ns: int) -> None:
         """The capture, or the connection, is over: settle the books."""
+        self._books.connections.append(self._connection())
         for side, half in enumerate(self._halves):
             self._give(side, half.end())
             dissector = self._dissectors[side]
             if dissector is not None:
-                self._note(side, dissector.end())
+                self._note(side, dissector.end(time_ns))
             if half.unique_bytes or half.retransmitted_bytes:
                 facts = self._books.directions[self._directions[side]]
                 facts.payload_bytes += half.unique_bytes
@@ -104,6 +117,13 @@ class Flow:
                 facts.missed_bytes += half.missed_bytes
                 if not self._is_worker:
                     self._books.classes[self._class or OTHER, self._directions[side]] += half.unique_bytes
+
+    def _connection(self) -> Connection:
+        names = []
+        for host, (address, port) in zip(self._ends, (self._source, self._target), strict=True):
+            names.append(f"{host.name if host else '.'.join(map(str, address))}:{port}")
+        sizes = [half.unique_bytes for half in self._halves]
+        return Connection(names[0], names[1], self._is_worker, sizes[0], sizes[1])
 
     def _side(self, segment: Segment) -> int:
         return 0 if segment.source == self._source else 1
@@ -131,21 +151,24 @@ class Flow:
 
 
 class Books:
-    """Everything that was learnt from one capture. `windows` are when each worker's notes were taken."""
+    """Everything that was learnt from one capture. `counted` says when each pair (sender, receiver) was counted."""
 
-    def __init__(self, context: Context, windows: Mapping[str, Window]) -> None:
+    def __init__(self, context: Context, counted: Mapping[tuple[str, str], PairCount]) -> None:
         self._context = context
-        self._windows = windows
+        self._counted = counted
         self._hosts = {host.address: host for host in context.hosts}
         self._flows: dict[tuple[tuple[bytes, int], tuple[bytes, int]], Flow] = {}
+        self._now_ns = 0
         self.pairs: dict[tuple[str, str, str], PairBytes] = defaultdict(PairBytes)  # sender, receiver, class
         self.classes: dict[tuple[str, str], int] = defaultdict(int)  # (class, direction) of what is not between workers
         self.directions: dict[str, DirectionFacts] = defaultdict(DirectionFacts)
         self.requests: dict[str, RequestBytes] = defaultdict(RequestBytes)
         self.transfers: dict[str, Transfer] = {}
+        self.connections: list[Connection] = []
 
     def take(self, segment: Segment) -> None:
         """One segment of the file."""
+        self._now_ns = segment.time_ns
         key = (segment.source, segment.target)
         if key[0] > key[1]:
             key = (key[1], key[0])
@@ -153,14 +176,14 @@ class Books:
         opens = segment.flags & (SYN | ACK) == SYN
         if flow is None or (opens and flow.is_older_than(segment)):
             if flow is not None:
-                flow.close()
+                flow.close(segment.time_ns)
             flow = self._flows[key] = Flow(self, segment)
         flow.take(segment)
 
     def close(self) -> None:
         """The file is read."""
         for flow in self._flows.values():
-            flow.close()
+            flow.close(self._now_ns)
         self._flows.clear()
 
     # -- what a flow asks --------------------------------------------------------------------------------------
@@ -203,26 +226,26 @@ class Books:
         pair = self.pairs[sender.name, receiver.name, piece.traffic]
         pair.total += piece.size
         pair.frames += piece.traffic != UNKNOWN
-        passage = self._context.passage(sender, receiver)
-        before_ns, after_ns = (0, 0) if passage is None else (passage.before_ns, passage.after_ns)
-        sent_ns, received_ns = piece.time_ns - before_ns, piece.time_ns + after_ns
-        if self._within(sender.name, sent_ns):
-            pair.sent += piece.size
-        if self._within(receiver.name, received_ns):
-            pair.received += piece.size
-        if self._at_edge(sender.name, sent_ns) or self._at_edge(receiver.name, received_ns):
-            pair.at_edges += piece.size
+        count = self._counted.get((sender.name, receiver.name))
+        if count is not None:
+            self._place(piece, pair, count, self._context.passage(sender, receiver))
         name = request_of(piece.message)
         if name is not None:
             self._note_request(name, piece, sender.name, receiver.name, direction)
 
-    def _within(self, host: str, time_ns: int) -> bool:
-        window = self._windows.get(host)
-        return window is not None and window[0] <= time_ns <= window[1]
-
-    def _at_edge(self, host: str, time_ns: int) -> bool:
-        window = self._windows.get(host)
-        return window is not None and min(abs(time_ns - edge) for edge in window) < EDGE_NS
+    @staticmethod
+    def _place(piece: Piece, pair: PairBytes, count: PairCount, passage: Passage | None) -> None:
+        """Whether a frame crossed while it was counted, at either end."""
+        before_ns, after_ns = (0, 0) if passage is None else (passage.before_ns, passage.after_ns)
+        begin, end = count.sent_within
+        sent_ns = piece.time_ns - before_ns
+        if begin <= sent_ns <= end:
+            pair.sent += piece.size
+        if count.received_within[0] <= piece.time_ns + after_ns <= count.received_within[1]:
+            pair.received += piece.size
+        for edge, level in ((begin, count.begins_level), (end, count.ends_level)):
+            if not level and sent_ns - EDGE_NS <= edge <= piece.last_ns + after_ns + EDGE_NS:
+                pair.at_edges += piece.size
 
     def _note_request(self, name: str, piece: Piece, sender: str, receiver: str, direction: str) -> None:
         request, message = self.requests[name], piece.message

@@ -107,6 +107,7 @@ def _as_json(result: "Audit", file: Path) -> dict[str, Any]:
         "dropped": result.dropped,
         "rows": [{**asdict(row), "difference": row.difference, "ok": row.ok} for row in result.rows],
         "directions": {name: asdict(facts) for name, facts in result.directions.items()},
+        "connections": [asdict(connection) for connection in result.connections],
         "other_packets": result.other_packets,
         "requests": [{**asdict(row), "ok": row.ok} for row in result.requests],
         "problems": result.problems,
@@ -151,7 +152,9 @@ def _class_table(result: "Audit", compared: bool) -> Any:
         table.add_column(title, justify="right")
     for row in result.rows:
         cells = [row.traffic, row.direction, str(row.in_file)]
-        if compared:
+        if compared and not row.judged and row.counted is not None:
+            cells += ["-", _number(row.counted), _number(row.received), "[dim]not told[/]"]
+        elif compared:
             cells += [_number(row.captured), _number(row.counted), _number(row.received), _difference(row)]
         table.add_row(*cells)
     return table
@@ -164,8 +167,6 @@ def _number(value: int | None) -> str:
 def _difference(row: "Row") -> str:
     if row.difference is None:
         return "-"
-    if not row.judged:
-        return "[dim]not told[/]"
     text = f"{row.difference:+.2%}"
     return text if row.ok else f"[red]{text}[/]"
 

@@ -28,6 +28,13 @@ HEADERS_RING, FULL_RING = 16 << 20, 64 << 20
 @click.option("--duration", metavar="TIME", help="End after this long (10s, 2min).")
 @click.option("--count", type=click.IntRange(min=1), metavar="N", help="End after N packets.")
 @click.option("--at", metavar="DATACENTER", help="Both directions as they pass this end of a link.")
+@click.option(
+    "--settle",
+    metavar="TIME",
+    default="3s",
+    show_default=True,
+    help="Wait at most this long, at the end, until no frame is on its way: audits are exact then.",
+)
 @click.option("--ring", metavar="SIZE", help="Buffer for packets not yet written [64MiB; 16MiB for headers].")
 @click.option("--allow-drops", is_flag=True, help="Succeed although packets are missing from the file.")
 @sentences
@@ -87,6 +94,7 @@ def _order(name: str, options: dict[str, Any]) -> Any:
     ring_bytes = HEADERS_RING if headers_only else FULL_RING
     duration_s = None
     try:
+        settle_s = parse_duration(options["settle"]) / 1e9
         if options["ring"] is not None:
             ring_bytes = parse_size(options["ring"])
         if options["duration"] is not None:
@@ -95,7 +103,9 @@ def _order(name: str, options: dict[str, Any]) -> Any:
         raise click.UsageError(str(error)) from None
     if not 4 * BLOCK_BYTES <= ring_bytes <= 1 << 30:
         raise click.UsageError(f"--ring {options['ring']}: from 4MiB to 1GiB")
-    return Order(name, options["at"], Selection(headers_only, snaplen, ring_bytes), duration_s, options["count"])
+    return Order(
+        name, options["at"], Selection(headers_only, snaplen, ring_bytes), duration_s, options["count"], settle_s
+    )
 
 
 def _progress(name: str, file: str) -> Any:
@@ -105,6 +115,8 @@ def _progress(name: str, file: str) -> Any:
     def show(event: dict[str, Any]) -> None:
         if event["event"] == "started":
             click.echo(f"capturing {name} to {file}; Ctrl-C ends", err=True)
+        elif event["event"] == "settling" and sys.stderr.isatty():
+            click.echo("\r\033[Kwaiting until no frame is on its way; Ctrl-C again ends now", err=True)
         elif event["event"] == "progress" and sys.stderr.isatty():
             size = short_size(event["offset"])
             click.echo(f"\r{event['packets']} packets, {size}, {event['dropped']} dropped \033[K", err=True, nl=False)

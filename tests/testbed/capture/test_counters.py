@@ -1,0 +1,69 @@
+"""Which readings of the workers' counters are compared, and which cannot be."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from testbed.capture.counters import BadCounters, Note, count_pair, read_notes
+
+MS = 1_000_000
+
+
+def _note(host: str, ms: int, peer: str, way: str, size: int, pid: int = 1) -> Note:
+    return Note(host, pid, ms * MS, {(peer, way, "kv"): size})
+
+
+def _sent(*points: tuple[int, int]) -> list[Note]:
+    return [_note("p0", ms, "md0", "sent", size) for ms, size in points]
+
+
+def _received(*points: tuple[int, int]) -> list[Note]:
+    return [_note("md0", ms, "p0", "received", size) for ms, size in points]
+
+
+def test_the_first_and_last_quiet_readings_are_chosen() -> None:
+    sent = _sent((100, 50), (300, 80), (900, 200), (1100, 230), (1300, 230))
+    received = _received((101, 40), (301, 80), (901, 150), (1101, 200), (1301, 230))
+    count = count_pair(sent, received, (0, 2000 * MS))
+    assert count is not None
+    assert (count.begins_level, count.ends_level) == (True, True)
+    assert (count.sent, count.received) == ({"kv": 150}, {"kv": 150})
+    assert (count.sent_within, count.received_within) == ((300 * MS, 1300 * MS), (301 * MS, 1301 * MS))
+
+
+def test_a_busy_link_is_compared_from_its_first_to_its_last_reading() -> None:
+    count = count_pair(_sent((100, 50), (900, 200)), _received((101, 40), (901, 150)), (0, 2000 * MS))
+    assert count is not None
+    assert (count.begins_level, count.ends_level) == (False, False)
+    assert (count.sent, count.received) == ({"kv": 150}, {"kv": 110})
+
+
+def test_equal_counts_of_different_moments_are_not_a_quiet_reading() -> None:
+    count = count_pair(_sent((100, 50), (900, 200)), _received((500, 50), (1500, 200)), (0, 2000 * MS))
+    assert count is not None
+    assert (count.begins_level, count.ends_level) == (False, False)
+
+
+def test_readings_outside_the_capture_do_not_count() -> None:
+    sent, received = _sent((100, 0), (500, 10), (900, 20)), _received((100, 0), (500, 10), (900, 20))
+    assert count_pair(sent, received, (400 * MS, 800 * MS)) is None
+    count = count_pair(sent, received, (400 * MS, 1000 * MS))
+    assert count is not None
+    assert count.sent == {"kv": 10}
+
+
+def test_a_worker_that_started_anew_cannot_be_compared() -> None:
+    sent = [_note("p0", 100, "md0", "sent", 50), _note("p0", 900, "md0", "sent", 60, pid=2)]
+    with pytest.raises(BadCounters, match="p0 started anew"):
+        count_pair(sent, _received((100, 50), (900, 60)), (0, 2000 * MS))
+
+
+def test_a_broken_line_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "bytes-p0.jsonl"
+    line = {"host": "p0", "pid": 1, "time_ns": 1, "counts": [["md0", "sent", "kv", 7, 1]]}
+    file.write_text(json.dumps(line) + "\n" + '{"host": "p0"')
+    with pytest.raises(BadCounters, match=r"bytes-p0\.jsonl:2 "):
+        read_notes(tmp_path)
+    file.write_text(json.dumps(line) + "\n")
+    assert read_notes(tmp_path) == {"p0": [Note("p0", 1, 1, {("md0", "sent", "kv"): 7})]}
