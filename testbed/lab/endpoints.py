@@ -71,5 +71,7 @@ def _make(network: Network, wan: WanPlan, number: int) -> tuple[Node, Node]:
             route = RoutePlan(datacenter, "", (wan.name,), wan.rtt_ns, rate_bps, wan.mtu)
             ip.route("add", dst="0.0.0.0/0", gateway=str(own), metrics=tuning.route_metrics(route, wan))
         tuning.tune_host(node.pid, [route])
+        if network.links[wan.name].driver == "netem":
+            tuning.cap_super_packets(node.pid, "eth0", tuning.super_packet_bytes([route], {wan.name: rate_bps}))
         nodes.append(node)
     return nodes[0], nodes[1]

@@ -4,6 +4,7 @@ Runs inside the sandbox, where Mininet's root namespace is the lab's own. Owns d
 kernel settings; knows nothing of workers.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from testbed.lab import tuning
 from testbed.lab.nodes import Bridge, LabNode, VethLink
 from testbed.links import make_link
 from testbed.links.base import WanEnd, WanLink
+from testbed.links.shaping import gso_cap_bytes
 from testbed.netns import netlink_in
 from testbed.topology.plan import DatacenterPlan, LabPlan, WanPlan
 
@@ -32,6 +34,18 @@ class Network:
     wan_nodes: dict[str, Node] = field(default_factory=dict)  # by WAN link
     links: dict[str, WanLink] = field(default_factory=dict)
     endpoints: dict[str, tuple[Node, Node]] = field(default_factory=dict)  # by WAN link; see `endpoints`
+
+    def cap_super_packets(self, plan: LabPlan, rates: Mapping[str, int | None]) -> None:
+        """After a link's rate has changed: what each host's TCP may hand over at once. `rates` has every link's."""
+        netem_rates = {name: rates[name] for name, link in self.links.items() if link.driver == "netem"}
+        for host in plan.hosts if netem_rates else ():
+            routes = [route for route in plan.routes if route.datacenter == host.datacenter]
+            longest = tuning.super_packet_bytes(routes, netem_rates)
+            tuning.cap_super_packets(self.hosts[host.name].pid, HOST_IFNAME, longest)
+        for name in netem_rates.keys() & self.endpoints.keys():
+            for node in self.endpoints[name]:
+                longest = gso_cap_bytes(netem_rates[name], self.links[name].plan.mtu)
+                tuning.cap_super_packets(node.pid, HOST_IFNAME, longest)
 
     def pid_of(self, name: str) -> int:
         """A process in the namespaces of a host, a datacenter's router (`router.DC`) or a WAN link's node."""

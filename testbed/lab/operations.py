@@ -17,9 +17,10 @@ from testbed.congestion.control import Congestion
 from testbed.congestion.timeline import Timeline
 from testbed.lab.control import Reply
 from testbed.lab.endpoints import endpoints
-from testbed.lab.network import Network
+from testbed.lab.network import HOST_IFNAME, Network
 from testbed.lab.processes import HostProcesses
 from testbed.lab.record import Record
+from testbed.lab.tuning import applied
 from testbed.lab.verification import Verification
 from testbed.lab.wan import WanControl
 from testbed.topology.plan import LabPlan
@@ -55,6 +56,7 @@ def _status(lab: RunningLab, _request: dict[str, Any]) -> Reply:
             "command": host.command,
             "address": str(host.address.ip),
             "port": host.port,
+            "settings": applied(lab.network.hosts[host.name].pid, HOST_IFNAME),
             **processes.get(host.name, idle),
         }
         for host in lab.plan.hosts

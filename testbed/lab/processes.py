@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -206,6 +207,7 @@ class HostProcesses:
         }
         pid = self._node_pid(host.name)
         cgroup = self._cgroup(host)
+        directory = self._plan.file.parent if self._plan.file else Path("/")
 
         def enter_host() -> None:
             if cgroup is not None:
@@ -216,6 +218,8 @@ class HostProcesses:
             mounts = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY)
             setns(network, CLONE_NEWNET)
             setns(mounts, CLONE_NEWNS)
+            with suppress(OSError):  # the file is not on disk: the command runs in /, where joining has put it
+                os.chdir(directory)
             call("prctl", 1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG, SIGKILL
 
         with process.log.open("ab") as log:

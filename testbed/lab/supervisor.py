@@ -82,7 +82,8 @@ class Supervisor:
             processes.warm_up()
         self._step(f"building {len(plan.hosts)} hosts in {len(plan.datacenters)} datacenters")
         network = lab_network.build(plan, self._settings.driver, self._record.directory / "logs")
-        control = WanControl(plan, network.links)
+        control = WanControl(plan, network.links, lambda rates: network.cap_super_packets(plan, rates))
+        control.tell_rates()
         verification = Verification(plan, network, control)
         measured = self._prove(network, control, verification)
         if self._settings.with_workers:

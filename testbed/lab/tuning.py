@@ -3,12 +3,14 @@
 Every setting here is per network namespace; nothing of the machine changes.
 """
 
+import socket
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from testbed.impairment import bdp_bytes
-from testbed.netns import network_namespace_of
+from testbed.links.shaping import gso_cap_bytes
+from testbed.netns import netlink_in, network_namespace_of
 from testbed.topology.plan import RoutePlan, WanPlan
 
 MIN_TCP_BUFFER = 64 * 1024 * 1024  # room for a link that `wan set` makes faster or longer; the kernel grows into it
@@ -54,6 +56,42 @@ def tune_router(pid: int) -> None:
     with network_namespace_of(pid):
         disable_ipv6()
         _write({"ipv4/ip_forward": "1", "ipv4/conf/all/send_redirects": "0"})
+
+
+def super_packet_bytes(routes: Iterable[RoutePlan], netem_rates: Mapping[str, int | None]) -> int | None:
+    """The longest super-packet a host may send, where some path of it crosses a netem link; None: the kernel's own.
+
+    To netem a super-packet is one packet, so it must be short against the bottleneck's rate. `netem_rates` has the
+    rate in bit/s of each link with that driver.
+    """
+    crossed = [(netem_rates[link], route.mtu) for route in routes for link in route.links if link in netem_rates]
+    return min((gso_cap_bytes(rate_bps, mtu) for rate_bps, mtu in crossed), default=None)
+
+
+def cap_super_packets(pid: int, ifname: str, longest_bytes: int | None) -> None:
+    """Limit what the host's TCP hands to its interface at once."""
+    if longest_bytes is None:
+        return
+    with netlink_in(pid) as ip:
+        ip.link("set", index=ip.link_lookup(ifname=ifname)[0], gso_max_size=longest_bytes)
+
+
+def applied(pid: int, ifname: str) -> dict[str, Any]:
+    """What a host's kernel settings really are, read back from its namespace."""
+    with network_namespace_of(pid):
+        settings = {name: (Path("/proc/sys/net/ipv4") / name).read_text().split() for name in ("tcp_rmem", "tcp_wmem")}
+        idle = (Path("/proc/sys/net/ipv4") / "tcp_slow_start_after_idle").read_text().strip()
+    with netlink_in(pid) as ip:
+        (link,) = ip.link("get", ifname=ifname)
+        metrics = [route.get_attr("RTA_METRICS") for route in ip.get_routes(family=socket.AF_INET)]
+    return {
+        "mtu": link.get_attr("IFLA_MTU"),
+        "gso_max_bytes": link.get_attr("IFLA_GSO_MAX_SIZE"),
+        "tcp_receive_buffer_max_bytes": int(settings["tcp_rmem"][2]),
+        "tcp_send_buffer_max_bytes": int(settings["tcp_wmem"][2]),
+        "tcp_slow_start_after_idle": idle == "1",
+        "wan_congestion_control": sorted({metric.get_attr("RTAX_CC_ALGO") for metric in metrics if metric}),
+    }
 
 
 def route_metrics(route: RoutePlan, wan: WanPlan) -> dict[str, Any]:

@@ -5,7 +5,7 @@ rest (testbed.congestion.change); it is checked as a whole before any direction 
 """
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -28,9 +28,17 @@ class ChangeError(Exception):
 class WanControl:
     """The links of a lab and what they are asked to do. Methods may be called from any thread."""
 
-    def __init__(self, plan: LabPlan, links: Mapping[str, WanLink]) -> None:
+    def __init__(
+        self,
+        plan: LabPlan,
+        links: Mapping[str, WanLink],
+        on_rates: Callable[[Mapping[str, int | None]], None] = lambda _: None,
+    ) -> None:
+        """`on_rates` is told the lower rate of every link's directions after a change by hand; timelines, which may
+        change a rate a hundred times a second, do not call it."""
         self._plans = {wan.name: wan for wan in plan.wans}
         self._links = links
+        self._on_rates = on_rates
         self._lock = threading.Lock()
         self._asked: dict[str, dict[Direction, Impairment]] = {
             wan.name: {"forward": wan.forward, "backward": wan.backward} for wan in plan.wans
@@ -60,6 +68,7 @@ class WanControl:
     def set(self, name: str, direction: Direction | None, values: Mapping[str, Any]) -> dict[str, Any]:
         """Change the named values, in one direction or both, and keep the rest. Raises ChangeError, LinkError."""
         self.change(name, DIRECTIONS if direction is None else (direction,), read_change(values))
+        self.tell_rates()
         return self._show(name)
 
     def change(self, name: str, directions: Iterable[Direction], change: Change) -> None:
@@ -77,6 +86,7 @@ class WanControl:
         plan = self._plan(name)
         with self._lock:
             self._apply(name, {"forward": plan.forward, "backward": plan.backward})
+        self.tell_rates()
         return self._show(name)
 
     def take_away(self) -> None:
@@ -88,6 +98,14 @@ class WanControl:
     def reset_all(self) -> None:
         for name in self._plans:
             self.reset(name)
+
+    def tell_rates(self) -> None:
+        """Call `on_rates` with the lower rate of each link's two directions, in bit/s."""
+        rates: dict[str, int | None] = {}
+        for name, asked in self._asked.items():
+            limits = [asked[way].rate_bps for way in DIRECTIONS]
+            rates[name] = min((limit for limit in limits if limit is not None), default=None)
+        self._on_rates(rates)
 
     def _apply(self, name: str, wanted: Mapping[Direction, Impairment]) -> None:
         for direction, impairment in wanted.items():
@@ -124,4 +142,3 @@ def _read(values: Mapping[str, Any]) -> schema.Direction:
     except ValidationError as error:
         problems = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]
         raise ChangeError("; ".join(problem.replace("Value error, ", "") for problem in problems)) from None
-

@@ -64,7 +64,8 @@ def verify_link(target: Target, quick: bool, progress: Callable[[str], None]) ->
 def _verify_direction(target: Target, way: Direction, quick: bool) -> list[Verdict]:
     ends, asked = target.ends_of(way), target.asked[way]
     verdicts = _delay_verdicts(ends, asked, target.floor_ns[way], quick)
-    rate = measure.train_rate_bps(ends, asked, target.mtu)
+    overload = None if quick or asked.loss or asked.codel else measure.overload(ends, asked, target.mtu)
+    rate = overload.rate_bps if overload else measure.train_rate_bps(ends, asked, target.mtu)
     if asked.rate_bps is not None:
         note = "" if rate is not None else f"above {measure.MAX_TRAIN_RATE_BPS} bit/s single packets cannot tell"
         verdicts.append(judge.judge_rate("rate (UDP)", asked.rate_bps, rate, note))
@@ -83,7 +84,8 @@ def _verify_direction(target: Target, way: Direction, quick: bool) -> list[Verdi
     mean = asked.loss.mean if asked.loss else 0.0
     verdicts.append(judge.judge_loss(mean, lost, isinstance(asked.loss, GilbertElliottLoss)))
     if lossless and asked.codel is None:
-        verdicts.append(judge.judge_queue(asked.queue_bytes, measure.queue_bytes(ends, asked, target.mtu), target.mtu))
+        depth = overload.queue_bytes if overload else None
+        verdicts.append(judge.judge_queue(asked.queue_bytes, depth, target.mtu))
     return verdicts
 
 

@@ -106,8 +106,16 @@ def losses(ends: Ends, asked: Impairment, count: int, share: float = 0.3) -> lis
     return [sequence not in arrived for sequence in range(count)]
 
 
-def queue_bytes(ends: Ends, asked: Impairment, mtu: int) -> int | None:
-    """Depth of the bottleneck's buffer: how much longer than an empty one the fullest makes a packet wait, in bytes.
+@dataclass(frozen=True, slots=True)
+class Overload:
+    """What a link that was offered too much carried: its rate, and the depth of the buffer that filled up."""
+
+    rate_bps: float | None
+    queue_bytes: int
+
+
+def overload(ends: Ends, asked: Impairment, mtu: int) -> Overload | None:
+    """Fill the bottleneck's buffer. Its depth is how much longer a packet waits in the fullest than in an empty one.
 
     The rate is exceeded by 30 % until the buffer must be full: a burst at once would also measure how long this
     machine takes to carry it to the bottleneck. None without a rate, and for buffers that take too much to fill.
@@ -132,7 +140,15 @@ def queue_bytes(ends: Ends, asked: Impairment, mtu: int) -> int | None:
     if len(arrivals) < 2:
         return None
     waits = [arrival.delay_ns for arrival in arrivals]
-    return int((max(waits) - min(waits)) * asked.rate_bps / 8e9)
+    depth = int((max(waits) - min(waits)) * asked.rate_bps / 8e9)
+    return Overload(arrival_rate_bps(arrivals, mtu), depth)
+
+
+def arrival_rate_bps(arrivals: Sequence[Arrival], ip_bytes: int) -> float | None:
+    """Bits per second of the second half of what arrived, lost packets in between not counted."""
+    half = sorted(arrivals, key=lambda arrival: arrival.received_ns)[len(arrivals) // 2 :]
+    span_ns = half[-1].received_ns - half[0].received_ns if half else 0
+    return None if span_ns <= 0 else (len(half) - 1) * ip_bytes * 8e9 / span_ns
 
 
 def tcp_goodput_bps(ends: Ends, warm_s: float, measure_s: float) -> float | None:
