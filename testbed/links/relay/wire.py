@@ -4,6 +4,7 @@ Owns what is decided about each segment and when it departs. A super-packet is s
 that something happens to. No I/O, no clock.
 """
 
+from collections.abc import Mapping, Sequence
 from random import Random
 
 from testbed.impairment import Impairment
@@ -12,13 +13,14 @@ from testbed.links.relay.delayline import DelayLine
 from testbed.links.relay.jitter import JitterProcess
 from testbed.links.relay.packet import Frame, Packet, corrupted
 
+_CHANCES = ("loss", "duplication", "corruption", "reordering")  # attributes of Impairment
+
 
 class Wire:
     """`carry` takes what left the bottleneck; what survives waits in `line`. Counters are in segments."""
 
     def __init__(self, line: DelayLine, seed: str, impairment: Impairment, now: int) -> None:
         self.line = line
-        self._seed = seed
         self.packets = self.bytes = 0
         self.lost = self.duplicated = self.corrupted = self.reordered = self.dropped_line = 0
         # One generator a process: switching one impairment on leaves the others' decisions as they were.
@@ -55,26 +57,34 @@ class Wire:
             else:
                 self._send(packet, first, last, at)
             return
-        hits = {name: {first + index for index in process.among(last - first)} for name, process in self._hits.items()}
-        for segment in sorted(set().union(*hits.values())):
+        hits = {name: process.among(last - first) for name, process in self._hits.items()}
+        if any(hits.values()):
+            first = self._touch(packet, first, hits, at)
+        if first < last:
+            self._send(packet, first, last, at)
+
+    def _touch(self, packet: Packet, start: int, hits: Mapping[str, Sequence[int]], at: int) -> int:
+        """Send up to and including the last segment that is hit (indices count from `start`); returns the next one."""
+        first = start
+        for index in sorted(set().union(*hits.values())):
+            segment = start + index
             if first < segment:
                 self._send(packet, first, segment, at)
             first = segment + 1
-            if segment in hits["loss"]:
+            if index in hits["loss"]:
                 self.lost += 1
                 continue
             frame = packet.cut(segment, first)
-            if segment in hits["corruption"]:
+            if index in hits["corruption"]:
                 frame = corrupted(frame, self._random["flip"])
                 self.corrupted += 1
-            early = segment in hits["reordering"]
+            early = index in hits["reordering"]
             self.reordered += early
             self._push(frame, packet.bytes_of(segment, first), 1, at, early)
-            if segment in hits["duplication"]:
+            if index in hits["duplication"]:
                 self.duplicated += 1
                 self._push(frame, packet.bytes_of(segment, first), 1, at, early)
-        if first < last:
-            self._send(packet, first, last, at)
+        return first
 
     def _send(self, packet: Packet, first: int, last: int, at: int) -> None:
         self._push(packet.cut(first, last), packet.bytes_of(first, last), last - first, at)
@@ -91,6 +101,3 @@ class Wire:
             self.bytes += ip_bytes
         else:
             self.dropped_line += segments
-
-
-_CHANCES = ("loss", "duplication", "corruption", "reordering")
