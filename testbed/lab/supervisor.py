@@ -49,6 +49,7 @@ class Supervisor:
         self._record = record
         self._settings = settings
         self._began = time.monotonic()
+        self._build_seconds = 0.0  # until every path forwarded
         self._api_url = _api_url(settings)
 
     def run(self) -> int:
@@ -110,6 +111,7 @@ class Supervisor:
             control.take_away()
         self._step("waiting until every path forwards")
         measured = reachability.wait_until_reachable(_paths(self._plan, network))
+        self._build_seconds = round(time.monotonic() - self._began, 3)
         if self._settings.verify:
             verification.measure_floor()
             control.reset_all()
@@ -128,6 +130,7 @@ class Supervisor:
             "workers": self._settings.with_workers,
             "started": time.time(),
             "hosts": len(self._plan.hosts),
+            "build_seconds": self._build_seconds,
             "verified": lab.verification.last,
             "measured": [
                 {"name": wan.name, "asked_rtt_ms": wan.rtt_ns / 1e6, "rtt_ms": lab.measured_rtt_ns[wan.name] / 1e6}
