@@ -17,6 +17,8 @@ from pathlib import Path
 
 SESSION_SCRIPT = Path(__file__).parent / "guest" / "session.sh"
 GUEST_OUTPUT = "/job/out"  # in the guest; named by PDDBED_VM_OUTPUT there
+# Emulated timers: half are 0.1 ms late, one in a hundred 5 ms, on a busy machine some even 50 ms.
+TIMER_LATENESS_NS = 50_000_000
 # Loaded at start: a network namespace or an unprivileged process may be unable to load them on demand.
 LOADED_MODULES = (
     *("tun", "veth", "bridge", "ifb", "dummy"),
@@ -59,6 +61,7 @@ def guest_environment(caller: Mapping[str, str], extra: Sequence[str] = ()) -> d
     path = caller.get("PATH", os.defpath)
     chosen["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), path, "/usr/sbin", "/sbin"])
     chosen["PDDBED_VM"] = "1"
+    chosen["PDDBED_TIMER_LATENESS_NS"] = str(TIMER_LATENESS_NS)
     chosen["PDDBED_VM_OUTPUT"] = GUEST_OUTPUT
     return chosen
 

@@ -28,5 +28,13 @@ def test_output_that_cannot_be_copied_is_named(tmp_path: Path) -> None:
 def test_only_a_named_part_of_the_environment_is_passed() -> None:
     caller = {"PATH": "/bin", "HOME": "/h", "AWS_SECRET_ACCESS_KEY": "s", "PDDBED_X": "1", "EXTRA": "2", "MORE": "3"}
     passed = guest_environment(caller, ["EXTRA", "ABSENT"])
-    assert passed.keys() == {"PATH", "HOME", "PDDBED_X", "EXTRA", "PDDBED_VM", "PDDBED_VM_OUTPUT"}
+    assert passed.keys() == {
+        "PATH",
+        "HOME",
+        "PDDBED_X",
+        "EXTRA",
+        "PDDBED_VM",
+        "PDDBED_VM_OUTPUT",
+        "PDDBED_TIMER_LATENESS_NS",
+    }
     assert passed["PATH"].split(":")[1] == "/bin"
