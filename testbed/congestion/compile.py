@@ -176,7 +176,7 @@ class _Compiler:
         if trace.kind == "csv" and granularity is not None:
             self.wrong((*path, "granularity"), "is for Mahimahi traces; a CSV trace is played as it is; remove it")
         if trace.kind == "csv" and len(trace) == 1 and section.duration is None:
-            self.wrong(path, f"{trace.name} has a single row; say for how long with duration:")
+            self.wrong(path, f"{section.trace} has a single row; say for how long with duration:")
         return Replay(section.duration or trace.period_ns, trace)
 
     def _trace(self, path: Path, section: schema.Replay) -> Trace | None:

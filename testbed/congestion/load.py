@@ -70,4 +70,5 @@ def _put_below_key(document: Document) -> None:
 
 
 def _without_key(problem: Problem) -> Problem:
-    return replace(problem, path=problem.path.removeprefix(_KEY))
+    message = problem.message.replace(f"with {_KEY}[", "with [")
+    return replace(problem, path=problem.path.removeprefix(_KEY), message=message)

@@ -18,7 +18,7 @@ from testbed.congestion.agenda import Agenda, Assign, Move, PrepareTraffic, Told
 from testbed.congestion.diary import Diary
 from testbed.congestion.stage import Done, Stage
 from testbed.congestion.timeline import CrossTraffic, Event, Timeline
-from testbed.congestion.triggers import Ear
+from testbed.congestion.triggers import Ear, lengthen_datagram_queues
 
 _FIFO_PRIORITY = 15  # below the relays': a change may wait for a packet, not the other way round
 _PREPARE_PATIENCE_S = 20.0
@@ -101,6 +101,7 @@ class Player:
         ear: Ear | None = None
         try:
             self._be_punctual()
+            lengthen_datagram_queues()
             ear = Ear(self._events_socket)
             self._prepare()
             self._play(ear)

@@ -14,6 +14,7 @@ from testbed.congestion.agenda import Told
 
 MAX_MESSAGE = 4096
 OLDEST_NS = 60_000_000_000  # a stamp that lies further back is of another clock
+QUEUE_LENGTH = 1024  # messages that wait for the player
 _MAX_TEXT = 256
 
 
@@ -38,6 +39,12 @@ def parse(data: bytes) -> tuple[Told, int | None]:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def lengthen_datagram_queues(setting: Path = Path("/proc/sys/net/unix/max_dgram_qlen")) -> None:
+    """Of sockets that are made from now on in this network namespace, the lab's: 10 is the kernel's own default."""
+    with suppress(OSError):  # a kernel without it: what is told beyond the queue is lost
+        setting.write_text(str(QUEUE_LENGTH))
 
 
 class Ear:

@@ -32,9 +32,13 @@ class Rows:
         self._first_ns = 0
         self._starts = array("q")
         self._columns: dict[str, array[Any]] = {}
+        self._lines = 0
+        self._fastest_bps = 0
+        self.fastest_line = 1  # where the largest rate stands
 
     def add(self, line: str) -> None:
         """One line without its end. Raises ValueError."""
+        self._lines += 1
         cells = [cell.strip() for cell in line.split(",")]
         if self._header is None:
             self._header = _header(cells)
@@ -75,6 +79,8 @@ class Rows:
         if self._starts and start - self._starts[-1] < LEAST_GAP_NS:
             gap, least = format_duration(start - self._starts[-1]), format_duration(LEAST_GAP_NS)
             raise ValueError(f"time: is {gap} after the row above; changes are played at most every {least}")
+        if row.get("rate", 0) > self._fastest_bps:
+            self._fastest_bps, self.fastest_line = row["rate"], self._lines
         self._starts.append(start)
         for name, value in row.items():
             if name != "time":

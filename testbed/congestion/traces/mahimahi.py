@@ -27,6 +27,9 @@ class Opportunities:
         self._granularity_ns = granularity_ns
         self._counts = array("L")
         self._last_ms = -1
+        self._lines = 0
+        self._busiest = 0
+        self.fastest_line = 1  # where the largest rate is reached
 
     @property
     def period_ns(self) -> int:
@@ -34,6 +37,7 @@ class Opportunities:
 
     def add(self, line: bytes) -> None:
         """One line without its end. Raises ValueError."""
+        self._lines += 1
         text = line.strip()
         if not _INTEGER.fullmatch(text):
             raise ValueError(_why_no_integer(text))
@@ -51,6 +55,8 @@ class Opportunities:
         if bin_ >= len(self._counts):
             self._counts.extend([0] * (bin_ + 1 - len(self._counts)))
         self._counts[bin_] += 1
+        if self._counts[bin_] > self._busiest:
+            self._busiest, self.fastest_line = self._counts[bin_], self._lines
 
     def rates(self) -> tuple["array[int]", "array[int]"]:
         """(starts, rates) of one period. Raises ValueError where there is no period or there are too many changes."""

@@ -97,9 +97,11 @@ def read_trace(path: Path, kind: str, granularity_ns: int | None, max_rate_bps: 
         raise TraceErrors(problems)
     try:
         trace = _finish(path, reader, given.digest.hexdigest(), granularity_ns)
-        _check_rates(trace, max_rate_bps)
     except ValueError as error:
         raise TraceErrors([_problem(path, max(1, given.number), str(error))]) from None
+    too_fast = _too_fast(trace, max_rate_bps)
+    if too_fast is not None:
+        raise TraceErrors([_problem(path, reader.fastest_line, too_fast)])
     return trace
 
 
@@ -113,19 +115,20 @@ def _finish(path: Path, reader: Rows | Opportunities, sha256: str, granularity_n
     return Trace(str(path), "mahimahi", sha256, reader.period_ns, starts, columns, granularity_ns)
 
 
-def _check_rates(trace: Trace, max_rate_bps: int) -> None:
+def _too_fast(trace: Trace, max_rate_bps: int) -> str | None:
     rates: array[int] = trace.columns.get("rate_bps", array("q"))
     fastest = max(rates, default=0)
-    if fastest > max_rate_bps:
-        at_s = trace.starts_ns[rates.index(fastest)] / 1e9
-        packets = ""
-        if trace.granularity_ns:
-            count = fastest * trace.granularity_ns // (OPPORTUNITY_BITS * 10**9)
-            packets = f" ({count:,} packets within {trace.granularity_ns / 1e6:g} ms)"
-        raise ValueError(
-            f"asks for {format_rate(fastest)}{packets} at {at_s:g} s, more than the {format_rate(max_rate_bps)} "
-            "that the link's driver can hold"
-        )
+    if fastest <= max_rate_bps:
+        return None
+    at_s = trace.starts_ns[rates.index(fastest)] / 1e9
+    packets = ""
+    if trace.granularity_ns:
+        count = fastest * trace.granularity_ns // (OPPORTUNITY_BITS * 10**9)
+        packets = f" ({count:,} packets within {trace.granularity_ns / 1e6:g} ms)"
+    return (
+        f"asks for {format_rate(fastest)}{packets} at {at_s:g} s, more than the {format_rate(max_rate_bps)} "
+        "that the link's driver can hold"
+    )
 
 
 def _problem(path: Path, line: int | None, message: str, source: bytes = b"") -> Problem:
