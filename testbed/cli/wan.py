@@ -111,7 +111,7 @@ def print_links(links: list[dict[str, Any]]) -> None:
         for direction, (source, target) in {"forward": ends, "backward": ends[::-1]}.items():
             asked, counters = link["asked"][direction], link["counters"][direction]
             changed = "" if asked == link["file"][direction] else " [yellow](changed)[/]"
-            dropped = sum(counters.get(key, 0) for key in ("dropped_queue", "dropped_loss"))
+            dropped = sum(counters.get(key, 0) for key in ("dropped_queue", "dropped_loss", "lost"))
             table.add_row(
                 link["name"],
                 f"{source} > {target}",

@@ -10,7 +10,6 @@ import os
 import selectors
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from testbed.interpreter import environment, program
 from testbed.lab import cgroups
 from testbed.lab.environment import host_environment
 from testbed.lab.record import Record
@@ -114,15 +114,15 @@ class HostProcesses:
 
     def _start_forkserver(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        environment = {
-            **os.environ,
+        variables = {
+            **environment(),
             "PDDBED_FORKSERVER_FD": str(theirs.fileno()),
             "PDDBED_MODEL": json.dumps(self._plan.model),
         }
         with self._record.log("forkserver").open("ab") as log:
             self._forkserver_process = subprocess.Popen(
-                [sys.executable, "-m", "workers.forkserver"],
-                env=environment,
+                program("workers.forkserver"),
+                env=variables,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -201,7 +201,7 @@ class HostProcesses:
     def _run_command(self, host: HostPlan) -> None:
         assert host.command is not None
         process = self._new_process(host)
-        environment = {
+        variables = {
             **os.environ,
             **host_environment(self._plan, host, self._secret, str(self._record.results)),
         }
@@ -225,7 +225,7 @@ class HostProcesses:
         with process.log.open("ab") as log:
             child = subprocess.Popen(
                 ["/bin/sh", "-c", host.command],
-                env=environment,
+                env=variables,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

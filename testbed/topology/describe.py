@@ -65,7 +65,8 @@ def plan_as_dict(plan: LabPlan) -> dict[str, Any]:
 
 
 def _host(host: HostPlan) -> str:
-    parts = [host.role or (f"runs {host.command}" if host.command else "plain host")]
+    # A command may be several lines of YAML.
+    parts = [host.role or (f"runs {' '.join(host.command.split())}" if host.command else "plain host")]
     if host.affinity:
         parts.append(f"CPU {', '.join(map(str, host.affinity))}")
     if host.quota is not None:
