@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from testbed.cli.surroundings import settle
+
 # group -> command -> "module:attribute" (imported on use: torch and mininet are slow to import)
 COMMANDS: dict[str, dict[str, str]] = {
     "Files": {
@@ -54,6 +56,19 @@ class CommandError(click.ClickException):
 class LazyGroup(click.Group):
     """A click group whose commands are imported when they are named."""
 
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        settle()
+        return super().main(*args, **kwargs)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """A full disk, say, is no reason for a traceback. A reader that went away is click's to handle."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise CommandError(str(error)) from error
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [name for commands in COMMANDS.values() for name in commands]
 
@@ -71,7 +86,7 @@ class LazyGroup(click.Group):
             for name in names:
                 command = self.get_command(ctx, name)
                 if command is not None:
-                    rows.append((name, command.get_short_help_str(formatter.width)))
+                    rows.append((name, command.get_short_help_str(limit=200)))
             with formatter.section(title):
                 formatter.write_dl(rows)
 
