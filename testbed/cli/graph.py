@@ -1,5 +1,6 @@
 """`pddbed graph`: a picture of a topology, as text or in a file."""
 
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -56,7 +57,7 @@ def graph(file: Path | None, output: Path | None, lab: str | None) -> None:
     """
     scene = _scene(file, lab)
     if output is None:
-        click.echo(_text(scene, sys.stdout.isatty()), nl=False)
+        click.echo(_text(scene, sys.stdout.isatty() and not os.environ.get("NO_COLOR")), nl=False)
         return
     content = _drawing(output.suffix.lower())(scene)
     try:
@@ -86,12 +87,13 @@ def _scene(file: Path | None, lab: str | None) -> "Scene":
         raise CommandError(str(error)) from None
 
 
-def _text(scene: "Scene", terminal: bool) -> str:
+def _text(scene: "Scene", coloured: bool) -> str:
+    """As wide as the terminal, and 80 columns where there is none."""
     from testbed.graph.text import WIDTH, draw_text
 
-    if not terminal:
-        return draw_text(scene)
-    width = min(shutil.get_terminal_size((WIDTH, 24)).columns, WIDEST)
+    width = min(shutil.get_terminal_size((WIDTH, 24)).columns, WIDEST) if sys.stdout.isatty() else WIDTH
+    if not coloured:
+        return draw_text(scene, width)
     return draw_text(scene, width, lambda text, style: click.style(text, **STYLES[style]))
 
 

@@ -10,6 +10,7 @@ from testbed.graph.textwidth import text_width
 HOST_GAP = 9.0
 FABRIC_HEIGHT = 20.0
 LONGEST_LINE = 38  # characters
+MANY = 9  # hosts, from which on a box is less wide for its height
 EMPTY_PLACE = 3.0  # how much an empty place among the hosts weighs against a box of the wrong shape
 
 
@@ -53,7 +54,7 @@ class BoxSize:
         )
         heading = text_width(self._name, TITLE, bold=True) + 18 + text_width(datacenter.subnet, SMALL)
         self._least = 2 * PAD + max(heading, text_width(datacenter.fabric, SMALL) + 24, self._router_width + 20)
-        self._in_row = self._best_columns(shape)
+        self._in_row = self._best_columns(shape if len(hosts) < MANY else shape * 0.65)
         self.width, self.height = self._measure(self._in_row)
 
     _head = PAD + TITLE + 12
