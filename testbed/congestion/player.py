@@ -219,7 +219,9 @@ class Player:
     def _describe_trigger(self, event: Event) -> dict[str, Any]:
         trigger = event.trigger
         assert trigger is not None
-        return {"event": event.number, "kind": event.kind, "for": trigger.event, "fraction": trigger.fraction}
+        told = {"for": trigger.event, "fraction": trigger.fraction, "request": trigger.request}
+        targets = [list(target) for target in event.targets]
+        return {"event": event.number, "kind": event.kind, "targets": targets, **told}
 
 
 def _latest_only(batch: list[Move]) -> Iterator[tuple[Move, int]]:

@@ -167,7 +167,7 @@ def _spawn(pid: int) -> "subprocess.Popen[str]":
     environment = {**os.environ, "PYTHONPATH": str(_PACKAGE_ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
     with network_namespace_of(pid):
         return subprocess.Popen(
-            [sys.executable, "-m", "testbed.congestion.traffic"],
+            [sys.executable, "-P", "-m", "testbed.congestion.traffic"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -1,6 +1,7 @@
 """Traces: what a recording comes to, the bytes conserved, the memory bounded."""
 
 import gzip
+import json
 from array import array
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.congestion.traces import read
+from testbed.congestion.traces import csv_trace, mahimahi, read
 from testbed.congestion.traces.mahimahi import OPPORTUNITY_BITS, Opportunities
 from testbed.congestion.traces.read import MAX_PROBLEMS, TraceErrors, read_trace
 from testbed.congestion.traces.trace import LEAST_RATE_BPS, MAX_CHANGES, Trace
@@ -142,17 +143,28 @@ def test_a_huge_file_is_refused_before_it_is_read(tmp_path: Path, monkeypatch: p
         read_trace(file, "auto", None, MAX)
 
 
-def test_more_changes_than_a_replay_holds_are_refused(tmp_path: Path) -> None:
+def test_more_changes_than_a_replay_holds_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(csv_trace, "MAX_CHANGES", 1000)
+    monkeypatch.setattr(mahimahi, "MAX_CHANGES", 1000)
     file = tmp_path / "x.csv"
-    file.write_text("time:ms,rate:mbit\n" + "".join(f"{row * 10},1\n" for row in range(MAX_CHANGES + 1)))
-    with pytest.raises(TraceErrors, match="is one row more than the 200,000 that a replay holds"):
+    file.write_text("time:ms,rate:mbit\n" + "".join(f"{row * 10},1\n" for row in range(1001)))
+    with pytest.raises(TraceErrors, match=r"x\.csv:1002:1: is one row more than the 1,000 that a replay holds"):
         read_trace(file, "auto", None, MAX)
     file = tmp_path / "x.mahi"
-    file.write_text("".join(f"{at}\n" for at in range(0, 3_000_000, 15)))  # 0, 1 or 2 packets a bin, for 3,000 s
-    trace = read_trace(file, "auto", None, MAX)
-    assert len(trace) <= MAX_CHANGES
-    with pytest.raises(TraceErrors, match=r"comes to [0-9,]+ changes of the rate, more than the 200,000"):
+    file.write_text("".join(f"{at}\n" for at in range(0, 15_000, 15)))  # 0, 1 or 2 packets a bin, for 15 s
+    assert len(read_trace(file, "auto", None, MAX)) <= 1000
+    with pytest.raises(TraceErrors, match=r"comes to [0-9,]+ changes of the rate, more than the 1,000"):
         read_trace(file, "auto", 5 * MS, MAX)
+
+
+def test_the_largest_trace_takes_little_memory() -> None:
+    starts = array("q", range(MAX_CHANGES))
+    trace = Trace(
+        "x", "csv", "0", MAX_CHANGES, starts, {"rate_bps": starts, "delay_ns": starts, "loss": array("d", starts)}
+    )
+    columns = [trace.starts_ns, *trace.columns.values()]
+    assert sum(len(column) * column.itemsize for column in columns) < 8 << 20
+    assert len(json.dumps(trace.to_dict())) < 8 << 20, "fits into a message on the control socket"
 
 
 def test_a_trace_faster_than_any_driver_is_refused_with_the_arithmetic(tmp_path: Path) -> None:
