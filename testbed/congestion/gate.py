@@ -27,8 +27,18 @@ class GateError(Exception):
     """A gate cannot be set up or moved; the message says where."""
 
 
+def install(pid: int, ifname: str) -> None:
+    """Make room for a gate, before there is traffic: adding it takes the interface's queue away for a moment, and
+    what is sent in that moment is lost (kernel: qdisc_graft calls dev_deactivate). Raises NetlinkError.
+    """
+    with netlink_in(pid) as netlink:
+        index = netlink.link_lookup(ifname=ifname)[0]
+        if not any(qdisc.get_attr("TCA_KIND") == "clsact" for qdisc in netlink.get_qdiscs(index)):
+            netlink.tc("add", "clsact", index)
+
+
 class Gate:
-    """Of one interface. Cuts nest: it heals with the last of them."""
+    """Of one interface that `install` was called for. Cuts nest: it heals with the last of them."""
 
     def __init__(self, pid: int, ifname: str) -> None:
         """`pid` is any process in the border router's network namespace. Raises GateError."""
@@ -37,11 +47,9 @@ class Gate:
         self._cuts = 0
         self.counted = (0, 0)  # when it was last looked at; nothing is dropped between cuts
         try:
+            install(pid, ifname)
             with netlink_in(pid) as netlink:
                 self._index = netlink.link_lookup(ifname=ifname)[0]
-                kinds = [qdisc.get_attr("TCA_KIND") for qdisc in netlink.get_qdiscs(self._index)]
-                if "clsact" not in kinds:
-                    netlink.tc("add", "clsact", self._index)
         except (IndexError, NetlinkError) as error:
             raise GateError(f"no gate can be set up at {ifname}: {error}") from error
         with network_namespace_of(pid):

@@ -5,6 +5,7 @@ kernel settings; knows nothing of workers.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ from typing import Any
 from mininet.log import setLogLevel
 from mininet.net import Mininet
 from mininet.node import Node
+from pyroute2.netlink.exceptions import NetlinkError
 
+from testbed.congestion import gate
 from testbed.lab import tuning
 from testbed.lab.nodes import Bridge, LabNode, VethLink
 from testbed.links import make_link
@@ -101,6 +104,9 @@ def _add_wan(network: Network, number: int, wan: WanPlan, driver: str, run_dir: 
     link = make_link(driver if wan.driver == "auto" else wan.driver, wan, ends, node.pid, run_dir)
     network.links[wan.name] = link
     link.build()
+    for end in ends:
+        with suppress(NetlinkError):  # a kernel without it: a timeline with an outage is refused then
+            gate.install(end.pid, end.ifname)
 
 
 def _configure_datacenter(network: Network, datacenter: DatacenterPlan, plan: LabPlan) -> None:
