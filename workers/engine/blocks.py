@@ -8,7 +8,7 @@ to one thread (the event loop's); the compute thread only reads and writes the t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
@@ -51,6 +51,8 @@ class BlockPool:
         """Per layer a view `[num_blocks * block_size, *kv_shape[1:]]`, indexed by slot."""
         self._references = [0] * num_blocks  # 0: free; the sum is what all holders together hold
         self._free = deque(range(num_blocks))
+        self.reclaim: Callable[[int], None] | None = None
+        """Asked to release so many blocks when `allocate` would fail: a cache's chance to make room."""
 
     @classmethod
     def for_budget(
@@ -82,6 +84,8 @@ class BlockPool:
         """Takes `count` blocks, each with one reference. Raises OutOfBlocks, taking none, when too few are
         free.
         """
+        if count > len(self._free) and self.reclaim is not None:
+            self.reclaim(count - len(self._free))
         if count > len(self._free):
             raise OutOfBlocks(
                 f"{count} KV blocks of {self.block_size} tokens needed, {len(self._free)} of "

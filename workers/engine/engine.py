@@ -51,6 +51,12 @@ class Engine:
         Raises ValueError for an impossible sequence (empty, over-long, unknown token) and OutOfBlocks; in
         either case nothing is allocated.
         """
+        self.check(sequence)
+        sequence.blocks = self.pool.allocate(self.pool.blocks_for(len(sequence.tokens)))
+        self.begin(sequence)
+
+    def check(self, sequence: Sequence) -> None:
+        """Raises ValueError for an impossible sequence: empty, over-long, unknown token."""
         config = self.loaded.config
         if sequence.prompt_len >= config.context_length:
             raise ContextTooLong(
@@ -60,8 +66,10 @@ class Engine:
         self._check(sequence.tokens, len(sequence.tokens))
         if not 0 < sequence.prompt_len <= len(sequence.tokens):
             raise ValueError(f"prompt of {sequence.prompt_len} tokens in a sequence of {len(sequence.tokens)}")
-        sequence.blocks = self.pool.allocate(self.pool.blocks_for(len(sequence.tokens)))
-        sequence.note_finish(self._eos_ids, config.context_length)
+
+    def begin(self, sequence: Sequence) -> None:
+        """Notes whether a new sequence, whose blocks are there, is finished already."""
+        sequence.note_finish(self._eos_ids, self.loaded.config.context_length)
 
     def append(self, sequence: Sequence, ids: List[int]) -> None:
         """Appends known answer tokens. Raises ValueError, appending none, when they do not fit."""

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 from collections.abc import Sequence as List
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -22,6 +23,10 @@ from workers.engine.sampling import Sampling
 from workers.engine.schedule import schedule
 from workers.engine.sequence import Generated, Sequence
 from workers.models import LoadedModel
+
+if TYPE_CHECKING:
+    from workers.cache import BlockCache
+    from workers.cache.store import Lease
 
 log = logging.getLogger(__name__)
 
@@ -42,12 +47,22 @@ class _Job:
 
 
 class EngineRunner:
-    """Runs sequences side by side. `threads`: CPU threads a step uses, default $PDDBED_THREADS or 1."""
+    """Runs sequences side by side. `threads`: CPU threads a step uses, default $PDDBED_THREADS or 1.
+
+    With a `cache` new sequences begin with what it has, and whatever was computed stays in it.
+    """
 
     def __init__(
-        self, loaded: LoadedModel, pool: BlockPool, max_batch_tokens: int = 256, threads: int | None = None
+        self,
+        loaded: LoadedModel,
+        pool: BlockPool,
+        max_batch_tokens: int = 256,
+        threads: int | None = None,
+        cache: BlockCache | None = None,
     ) -> None:
         self.pool = pool
+        self.cache = cache
+        self._leases: dict[Sequence, Lease] = {}
         self.max_batch_tokens = max_batch_tokens
         self._engine = Engine(loaded, pool)
         self._threads = threads or _threads_from_environment()
@@ -82,18 +97,33 @@ class EngineRunner:
         """Sequences being computed now."""
         return len(self._jobs)
 
-    def new_sequence(self, id: str, tokens: List[int], prompt_len: int, sampling: Sampling) -> Sequence:
+    def new_sequence(
+        self, id: str, tokens: List[int], prompt_len: int, sampling: Sampling, cached_blocks: int | None = None
+    ) -> Sequence:
         """A sequence with blocks for `tokens`; `id` is unique among those not yet freed.
 
-        KV may then be written from outside into `blocks`, and `computed` set accordingly. Raises OutOfBlocks,
-        ContextTooLong or ValueError, with nothing allocated.
+        Of a cache it adopts the longest beginning it can, at most all but the last token; `computed` says so. KV may
+        be written from outside into the blocks behind exactly `cached_blocks` adopted ones, and `computed` set
+        accordingly. Raises OutOfBlocks, MissingBlocks, ContextTooLong or ValueError, with nothing allocated.
         """
         if id in self._sequences:
             raise ValueError(f'sequence "{id}" exists already; free it first or take another id')
         sequence = Sequence(id, list(tokens), prompt_len, sampling)
-        self._engine.admit(sequence)
+        if self.cache is None:
+            self._engine.admit(sequence)
+        else:
+            self._engine.check(sequence)
+            lease, sequence.blocks, sequence.cached = self.cache.adopt(tokens, cached_blocks)
+            sequence.computed = sequence.cached
+            self._leases[sequence] = lease
+            self._engine.begin(sequence)
         self._sequences[id] = sequence
         return sequence
+
+    def keep(self, sequence: Sequence) -> None:
+        """Put the full blocks computed so far into the cache now, for others to use while this sequence goes on."""
+        if self.cache is not None and self._sequences.get(sequence.id) is sequence:
+            self.cache.keep(self._leases[sequence], sequence.tokens[: sequence.computed], sequence.blocks)
 
     async def prefill(self, sequence: Sequence) -> Generated:
         """Computes the KV of `tokens[computed:]` and samples the next token, which joins `tokens`.
@@ -190,6 +220,10 @@ class EngineRunner:
         return any(job.sequence is sequence for job in self._flying)
 
     def _release(self, sequence: Sequence) -> None:
+        if self.cache is not None:
+            lease = self._leases.pop(sequence)
+            self.cache.keep(lease, sequence.tokens[: sequence.computed], sequence.blocks, last=True)
+            self.cache.end(lease)
         self.pool.release(sequence.blocks)
         sequence.blocks = []
 
@@ -221,6 +255,8 @@ class EngineRunner:
                 await asyncio.wait_for(self._wake.wait(), _IDLE_S)
             except TimeoutError:
                 self.pool.check_integrity()
+                if self.cache is not None:
+                    self.cache.check_integrity()
                 await self._wake.wait()
 
     async def _step(self, jobs: list[_Job], chunks: list[Chunk]) -> None:

@@ -34,6 +34,8 @@ class Sequence:
     sampling: Sampling = field(default_factory=Sampling)
     blocks: list[int] = field(default_factory=list)
     computed: int = 0
+    cached: int = 0
+    """Of `computed`, what a cache had when the sequence was made."""
     finish_reason: FinishReason | None = None
 
     @property
