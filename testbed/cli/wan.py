@@ -103,6 +103,9 @@ def print_links(links: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from testbed.impairment import Impairment
+    from testbed.topology.describe import describe_direction
+
     table = Table(box=None, pad_edge=False)
     for title in ("LINK", "FROM > TO", "DRIVER", "ASKED", "PACKETS", "DROPPED", "UNASKED"):
         table.add_column(title, overflow="fold")
@@ -116,30 +119,9 @@ def print_links(links: list[dict[str, Any]]) -> None:
                 link["name"],
                 f"{source} > {target}",
                 link["driver"],
-                describe(asked) + changed,
+                describe_direction(Impairment.from_dict(asked)) + changed,
                 str(counters["packets"]),
                 str(dropped),
                 f"[red]{counters['dropped_unasked']}[/]" if counters["dropped_unasked"] else "0",
             )
     Console(highlight=False).print(table)
-
-
-def describe(asked: dict[str, Any]) -> str:
-    """One direction's impairment, nearly in the words of a topology file: `400mbit 20ms queue 2MB loss 1%`."""
-    from testbed.units import format_percent, short_duration, short_rate, short_size
-
-    words = [
-        short_rate(asked["rate_bps"], 4) if asked["rate_bps"] else "unlimited",
-        short_duration(asked["delay_ns"], 4),
-    ]
-    if asked["queue_bytes"]:
-        words.append(f"queue {short_size(asked['queue_bytes'])}{' codel' if asked['codel'] else ''}")
-    if asked["jitter"]:
-        words.append(f"jitter {short_duration(asked['jitter']['std_ns'])} {asked['jitter']['distribution']}")
-    loss = asked["loss"]
-    if loss:
-        words.append(f"loss {format_percent(loss['probability'])}" if "probability" in loss else "bursty loss")
-    for name in ("duplication", "corruption", "reordering"):
-        if asked[name]:
-            words.append(f"{name} {format_percent(asked[name])}")
-    return " ".join(words)
