@@ -36,7 +36,7 @@ class RunningLab:
     processes: HostProcesses
     wan: WanControl
     verification: Verification
-    measured_rtt_ns: dict[str, int]  # per WAN link, when the lab came up
+    measured_rtt_ns: dict[str, int]  # per WAN link, when the lab came up; empty where it was verified instead
     began: float = field(default_factory=time.monotonic)
     stop: threading.Event = field(default_factory=threading.Event)
     congestion: Congestion = field(init=False)
@@ -58,10 +58,11 @@ def _status(lab: RunningLab, _request: dict[str, Any]) -> Reply:
             "port": host.port,
             "settings": applied(lab.network.hosts[host.name].pid, HOST_IFNAME),
             **processes.get(host.name, idle),
+            **({"state": "gone"} if lab.network.is_gone(lab.network.hosts[host.name]) else {}),
         }
         for host in lab.plan.hosts
     ]
-    links = [{**link, "measured_rtt_ns": lab.measured_rtt_ns[link["name"]]} for link in lab.wan.show()]
+    links = [{**link, "measured_rtt_ns": lab.measured_rtt_ns.get(link["name"])} for link in lab.wan.show()]
     state = {**lab.record.state(), "verified": lab.verification.last}
     return {**state, "uptime_s": time.monotonic() - lab.began, "hosts": hosts, "links": links}, []
 

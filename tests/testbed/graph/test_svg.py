@@ -120,8 +120,9 @@ def test_the_same_file_gives_the_same_bytes_in_every_process() -> None:
     assert len(drawings) == 1
 
 
-def test_the_picture_of_the_documentation_is_what_the_command_draws() -> None:
-    drawn = draw_svg(scene_of(ROOT / "topologies" / "three-dc.yaml"))
-    assert (ROOT / "docs" / "three-dc.svg").read_text() == drawn, (
-        "pddbed graph topologies/three-dc.yaml -o docs/three-dc.svg"
+@pytest.mark.parametrize("name", ["two-dc", "three-dc"])
+def test_the_pictures_of_the_documentation_are_what_the_command_draws(name: str) -> None:
+    drawn = draw_svg(scene_of(ROOT / "topologies" / f"{name}.yaml"))
+    assert (ROOT / "docs" / f"{name}.svg").read_text() == drawn, (
+        f"pddbed graph topologies/{name}.yaml -o docs/{name}.svg"
     )
