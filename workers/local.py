@@ -212,7 +212,7 @@ class LocalCluster:
         }
         with theirs, self.log("forkserver").open("wb") as log:
             self._server = subprocess.Popen(
-                [sys.executable, "-m", "workers.forkserver"],
+                [sys.executable, "-P", "-m", "workers.forkserver"],
                 env=environment,
                 pass_fds=[theirs.fileno()],
                 stdout=log,

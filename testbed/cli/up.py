@@ -1,7 +1,10 @@
 """`pddbed up`: build a lab from a topology file and start its workers."""
 
 import os
+import re
+import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ def _parse_api(_ctx: click.Context, _param: click.Parameter, value: str | None) 
     if value == "auto":
         return ("127.0.0.1", 0)
     address, colon, port = value.rpartition(":")
-    if not colon or not port.isdigit() or int(port) > 65535:
+    if not colon or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
         raise click.BadParameter(f"{value!r} is not HOST:PORT (127.0.0.1:8000, say) and not auto")
     return (address or "127.0.0.1", int(port))
 
@@ -68,24 +71,33 @@ def up(
         with_workers=not no_workers,
         verify=verify,
         api=(api or (plan.api_address, plan.api_port)) if serves else None,
+        tethered=foreground,
     )
     began = time.monotonic()
     with _Progress(quiet=as_json) as progress:
         state = start_lab(readiness.plan, options, progress.on_event)
-    if as_json:
-        print_json(state)
-    else:
-        _summary(state, time.monotonic() - began)
+    try:
+        if as_json:
+            print_json(state)
+        else:
+            _summary(state, time.monotonic() - began)
+    except BrokenPipeError:  # the lab is up, whoever reads this
+        pass
+    except OSError as error:
+        raise CommandError(f'lab "{plan.name}" is up, but that cannot be written here ({error.strerror})') from None
     if foreground:
         _stay(plan.name)
-        record = find_record(plan.name)
-        down(record)
+        down(find_record(plan.name))
 
 
 def _stay(name: str) -> None:
+    """Until Ctrl-C, SIGTERM or the end of the terminal. Raises CommandError when the lab ends by itself."""
     from testbed.lab.record import live_records
 
-    click.echo("Ctrl-C takes the lab down.", err=True)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    with suppress(OSError):
+        click.echo("Ctrl-C takes the lab down.", err=True)
     try:
         while any(record.name == name for record in live_records()):
             time.sleep(0.5)
@@ -132,8 +144,9 @@ class _Progress:
     def __init__(self, quiet: bool) -> None:
         from rich.console import Console
 
-        self._console = Console(stderr=True, quiet=quiet)
-        self._status = self._console.status("starting") if self._console.is_terminal else None
+        console = Console(stderr=True)
+        self._quiet = quiet
+        self._status = console.status("starting") if console.is_terminal and not quiet else None
 
     def __enter__(self) -> "_Progress":
         if self._status:
@@ -145,9 +158,10 @@ class _Progress:
             self._status.stop()
 
     def on_event(self, event: dict[str, Any]) -> None:
-        if event["event"] != "step":
+        if event["event"] != "step" or self._quiet:
             return
         if self._status:
-            self._status.update(event["text"])
+            self._status.update(event["text"].replace("[", r"\["))  # no markup
         else:
-            self._console.print(f"{event['text']} ...", highlight=False)
+            with suppress(OSError):  # nobody reads it
+                click.echo(f"{event['text']} ...", err=True)

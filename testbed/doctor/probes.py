@@ -56,7 +56,7 @@ def _privilege() -> Iterator[Finding]:
 def _sandbox() -> Iterator[Finding]:
     """What the lab's namespaces allow, tried from inside."""
     as_root = () if os.geteuid() == 0 else ("--user", "--map-root-user")
-    program = [sys.executable, "-m", "testbed.doctor.inside"]
+    program = [sys.executable, "-P", "-m", "testbed.doctor.inside"]
     try:
         done = subprocess.run(
             ["unshare", *as_root, *NAMESPACE_OPTIONS, "--", *program],

@@ -3,6 +3,7 @@
 Only hosts that ask for a quota get a directory: real-time scheduling is refused inside a cpu cgroup.
 """
 
+import errno
 import os
 import time
 from pathlib import Path
@@ -66,5 +67,7 @@ def _remove(directory: Path) -> None:
             return
         except FileNotFoundError:
             return
-        except OSError:
+        except OSError as error:
+            if error.errno != errno.EBUSY:  # not ours to remove
+                return
             time.sleep(0.02)

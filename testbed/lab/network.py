@@ -51,13 +51,23 @@ class Network:
                 tuning.cap_super_packets(node.pid, HOST_IFNAME, longest)
 
     def pid_of(self, name: str) -> int:
-        """A process in the namespaces of a host, a datacenter's router (`router.DC`) or a WAN link's node."""
+        """A process in the namespaces of a host, a datacenter's router (`router.DC`) or a WAN link's node.
+
+        Raises LookupError for a name that is not in the lab, and for one whose shell somebody has killed.
+        """
         routers = {f"router.{datacenter}": node for datacenter, node in self.routers.items()}
         nodes = {**self.wan_nodes, **routers, **self.hosts}
         if name not in nodes:
             raise LookupError(f'no host "{name}" in this lab; there are: {", ".join([*self.hosts, *routers])}')
+        if self.is_gone(nodes[name]):
+            raise LookupError(f'"{name}" is gone: the shell that held its network was killed; take the lab down and up')
         pid: int = nodes[name].pid
         return pid
+
+    @staticmethod
+    def is_gone(node: Node) -> bool:
+        """Whether the shell that keeps a node's namespaces has ended."""
+        return node.shell is None or node.shell.poll() is not None
 
     def close(self) -> None:
         """End what the drivers started. Devices and namespaces go with the sandbox."""

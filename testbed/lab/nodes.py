@@ -21,6 +21,11 @@ class LabNode(Node):
     def setup(cls) -> None:
         pathCheck("mnexec", moduleName="Mininet")
 
+    def _popen(self, cmd: list[str], **params: Any) -> Any:
+        """The shell without its caller's habits: TMOUT would end an idle shell, and with it the node's network."""
+        environment = {"PATH": os.environ.get("PATH", os.defpath), "TERM": "dumb"}
+        return super()._popen(cmd, **{"env": environment, **params})
+
     def config(self, **_: Any) -> dict[str, Any]:
         """Nothing: the builder sets addresses and routes. Mininet would add one of its own from 10.0.0.0/8."""
         return {}

@@ -1,17 +1,20 @@
 """A lab's record: the directory under /run that says a lab exists, and whether it is alive.
 
 Owns names, paths, locking and sweeping. A lab is alive exactly while its guardian holds the POSIX lock on
-`guardian.lock`; the kernel drops that lock however the guardian dies, so no pid file can lie.
+`guardian.lock`; the kernel drops that lock however the guardian dies, so no pid file can lie. What else lies in the
+root is rubbish (of a crash, or of somebody's hand) and is swept; a symbolic link is never followed out of it.
 """
 
 import fcntl
 import json
 import os
 import shutil
+import stat
 import struct
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,12 +26,35 @@ class LabError(Exception):
     """A lab cannot do what was asked; one sentence with the next step."""
 
 
+ROOTS_LABS = Path("/run/pddbed")
+ELSEWHERE = 0  # stands for the guardian's pid where it lives outside this process's PID namespace
+_LOCK_NAME = ".lock"
+
+
 def state_root() -> Path:
-    """Where this user's labs are recorded. Root's labs are readable by everybody."""
+    """Where this user's labs are recorded. Root's labs are readable by everybody.
+
+    XDG_RUNTIME_DIR counts only where it is this user's own: `su` and `sudo -E` keep that of somebody else.
+    """
     if os.geteuid() == 0:
-        return Path("/run/pddbed")
+        return ROOTS_LABS
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    return Path(runtime) / "pddbed" if runtime else Path(tempfile.gettempdir()) / f"pddbed-{os.geteuid()}"
+    if runtime and _is_own_directory(Path(runtime)):
+        return Path(runtime) / "pddbed"
+    try:
+        return Path(tempfile.gettempdir()) / f"pddbed-{os.geteuid()}"
+    except FileNotFoundError as error:
+        raise LabError(f"no place for the records of labs: {error.strerror}; set XDG_RUNTIME_DIR or TMPDIR") from None
+
+
+def _is_own_directory(path: Path) -> bool:
+    """Whether only this user, who owns it, can change what lies in the directory."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    mine = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    return mine and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +111,12 @@ class Record:
         return self.host_logs / f"{host}.log"
 
     def state(self) -> dict[str, Any]:
-        """What the supervisor last wrote; {} while the lab is starting."""
+        """What the supervisor last wrote; {} while the lab is starting, or where the file was tampered with."""
         try:
-            state: dict[str, Any] = json.loads(self.state_file.read_text())
-            return state
-        except (FileNotFoundError, json.JSONDecodeError):
+            state = json.loads(self.state_file.read_text())
+        except (OSError, ValueError):
             return {}
+        return state if isinstance(state, dict) else {}
 
     def write_state(self, state: dict[str, Any]) -> None:
         """Replace the state file in one step, so that no reader sees half of it."""
@@ -105,10 +131,13 @@ class Record:
         return fd
 
     def guardian_pid(self) -> int | None:
-        """The process that holds the lock, or None when the lab is dead (or was never started)."""
+        """The process that holds the lock, or None when the lab is dead (or was never started).
+
+        `ELSEWHERE` when it lives outside this process's PID namespace: whoever asks is inside a lab or a container.
+        """
         try:
-            fd = os.open(self.lock_file, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
+            fd = os.open(self.lock_file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
             return None
         try:
             # struct flock { short type, whence; off_t start, len; pid_t pid; } on 64-bit Linux
@@ -119,17 +148,38 @@ class Record:
         return None if kind == fcntl.F_UNLCK else pid
 
     def sweep(self) -> None:
-        """Remove what the kernel does not: cgroup directories and the record itself. Only for a dead lab."""
+        """Remove what the kernel does not: cgroup directories and the record itself. Only for a dead lab.
+
+        The record moves aside in one step first, so that a new lab may take the name at once.
+        """
         cgroups.remove_lab(self.name)
-        shutil.rmtree(self.directory, ignore_errors=True)
+        doomed = self.directory.with_name(f".{self.name.lstrip('.')}.{os.getpid()}.{time.monotonic_ns()}")
+        try:
+            self.directory.rename(doomed)
+        except FileNotFoundError:
+            return
+        if doomed.is_dir() and not doomed.is_symlink():
+            shutil.rmtree(doomed, ignore_errors=True)
+        else:
+            doomed.unlink(missing_ok=True)
 
 
 @contextmanager
 def registry() -> Iterator[Path]:
-    """Hold the lock on the set of labs, so that creating and sweeping one exclude each other."""
+    """Hold the lock on the set of labs, so that creating and sweeping one exclude each other.
+
+    Raises LabError when there is no place for records, or when it is not this user's own.
+    """
     root = state_root()
-    root.mkdir(mode=0o755, parents=True, exist_ok=True)
-    fd = os.open(root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        root.mkdir(mode=0o755, parents=True, exist_ok=True)
+        if not _is_own_directory(root):
+            raise LabError(f"{root} is not a directory that only this user can write to; remove it and try again")
+        fd = os.open(root / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise LabError(
+            f"cannot keep the records of labs in {root} ({error.strerror}); make room there, or make it writable"
+        ) from None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield root
@@ -137,43 +187,57 @@ def registry() -> Iterator[Path]:
         os.close(fd)
 
 
-def _records(root: Path) -> list[Record]:
+def _entries(root: Path) -> list[Record]:
+    """Whatever lies in a root of records, the lock apart; nothing where one cannot look."""
     try:
-        return [Record(path) for path in sorted(root.iterdir()) if path.is_dir()]
-    except FileNotFoundError:
+        return [Record(path) for path in sorted(root.iterdir()) if path.name != _LOCK_NAME]
+    except OSError:
         return []
 
 
+def refuse_taken(root: Path, name: str) -> None:
+    """Raises LabError when a living lab has the name. Call inside `registry()`."""
+    if Record(root / name).guardian_pid() is not None:
+        raise LabError(f'lab "{name}" is already up; take it down (pddbed down {name}) or choose another --name')
+
+
 def create_record(root: Path, name: str) -> Record:
-    """Reserve a name, sweeping a dead lab of the same name. Call inside `registry()`."""
+    """Reserve a name, sweeping a dead lab of the same name. Call inside `registry()`. Raises LabError."""
+    refuse_taken(root, name)
     record = Record(root / name)
-    if record.directory.exists():
-        if record.guardian_pid() is not None:
-            raise LabError(f'lab "{name}" is already up; take it down (pddbed down {name}) or choose another --name')
+    record.sweep()
+    try:
+        record.directory.mkdir(mode=0o755)
+        record.host_logs.mkdir(parents=True)
+        record.results.mkdir()
+    except OSError as error:
         record.sweep()
-    record.directory.mkdir(mode=0o755)
-    record.host_logs.mkdir(parents=True)
-    record.results.mkdir()
+        raise LabError(
+            f'cannot make the record of lab "{name}" in {root} ({error.strerror}); make room there, or make it writable'
+        ) from None
     return record
 
 
 def sweep_dead() -> list[str]:
-    """Sweep every dead lab of this user; returns their names."""
-    if not state_root().exists():
-        return []
+    """Sweep every dead lab of this user, and what crashes have left; returns the names of the labs."""
     swept = []
-    with registry() as root:
-        for record in _records(root):
-            if record.guardian_pid() is None:
-                record.sweep()
-                swept.append(record.name)
+    with suppress(LabError):  # nothing can be swept where records cannot be kept
+        if not any(record.guardian_pid() is None for record in _entries(state_root())):
+            return []
+        with registry() as root:
+            for record in _entries(root):
+                if record.guardian_pid() is None:
+                    record.sweep()
+                    if not record.name.startswith("."):
+                        swept.append(record.name)
     return swept
 
 
 def live_records() -> list[Record]:
     """The living labs that this user can see: their own, and root's."""
-    roots = dict.fromkeys([state_root(), Path("/run/pddbed")])
-    return [record for root in roots for record in _records(root) if record.guardian_pid() is not None]
+    roots = dict.fromkeys([state_root(), ROOTS_LABS])
+    found = [record for root in roots for record in _entries(root) if not record.name.startswith(".")]
+    return [record for record in found if record.guardian_pid() is not None]
 
 
 def find_record(name: str | None) -> Record:

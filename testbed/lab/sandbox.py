@@ -16,6 +16,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from testbed.lab.record import Record
@@ -24,38 +25,47 @@ from testbed.netns import CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWUSER
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class SandboxError(Exception):
+    """The guardian could not be started; one sentence."""
 
 
 def start(record: Record, supervisor: Callable[[], int], tether: int, started: int, keep: tuple[int, ...] = ()) -> int:
-    """Fork the guardian of `record`; returns its pid once it holds the record's lock.
+    """Fork the guardian of `record`; returns its pid once it holds the record's lock. Raises SandboxError.
 
     `supervisor` runs inside the sandbox, its result is the exit status. `tether` is the read end of a pipe whose
-    write end only the caller holds: if the caller dies before the supervisor reports through `started` (the write
-    end of another pipe, closed here), the lab is taken down again. The supervisor inherits
-    `started` and the descriptors in `keep`, nothing else.
+    write end only the caller holds: if that closes before a byte comes through, because the caller dies for one, the
+    lab is taken down again. The supervisor inherits `started`, the write end of another pipe, and the descriptors in
+    `keep`, nothing else; the caller's copies of `tether` and `started` are closed here.
     """
     held, holding = os.pipe()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # no Ctrl-C may find the child in its caller's code
     guardian = os.fork()
     if guardian:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for fd in (holding, tether, started):
             os.close(fd)
         ready = os.read(held, 1)
         os.close(held)
         if not ready:
             os.waitpid(guardian, 0)
-            raise OSError("the guardian process ended before it held the lab's lock")
+            said = record.log("guardian").read_text().strip() if record.log("guardian").exists() else ""
+            raise SandboxError(f"the lab's guardian did not start ({said or 'it said nothing'})")
         return guardian
     os.close(held)
     status = 1
     try:
         os.setsid()
         name_process("pddbed-guard")
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whoever ignores it cannot wait for a child
         _detach_output(record.log("guardian"))
         _close_all_but(holding, tether, started, *keep)
         record.take()
         os.write(holding, b"1")
         os.close(holding)
-        status = _guard(record, supervisor, tether, started)
+        status = _guard(record, supervisor, tether, started, keep)
     except BaseException as error:  # a forked child must never return into the caller's code
         print(f"guardian: {error!r}", file=sys.stderr, flush=True)
     finally:
@@ -70,6 +80,9 @@ def _detach_output(log: Path) -> None:
     os.dup2(fd, 1)
     os.dup2(fd, 2)
     os.close(fd)
+    # Python has neither where the caller had closed them.
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
 def _close_all_but(*keep: int) -> None:
@@ -79,8 +92,8 @@ def _close_all_but(*keep: int) -> None:
         os.closerange(low + 1, high)
 
 
-def _guard(record: Record, supervisor: Callable[[], int], tether: int, started: int) -> int:
-    """Run the sandbox to its end, then sweep. SIGTERM and SIGINT end it at once."""
+def _guard(record: Record, supervisor: Callable[[], int], tether: int, started: int, keep: tuple[int, ...]) -> int:
+    """Run the sandbox to its end, then sweep. The signals of `ENDING`, blocked until here, end it at once."""
     user_namespace = CLONE_NEWUSER if os.geteuid() != 0 else 0
     uid, gid = os.geteuid(), os.getegid()
     call("unshare", CLONE_NEWPID | user_namespace)
@@ -94,37 +107,52 @@ def _guard(record: Record, supervisor: Callable[[], int], tether: int, started: 
         os.close(guarding)
         os.close(tether)
         try:
-            _run_init(record, supervisor, alive)
+            _run_init(record, supervisor, alive, (started, *keep))
+        except OSError as error:
+            print(f"the sandbox cannot be made: {error}", file=sys.stderr, flush=True)
         finally:
             os._exit(1)
-    os.close(alive)
-    os.close(started)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: os.kill(init, signal.SIGKILL))
-    _follow_tether(tether, init)
+    for fd in (alive, started, *keep):  # a listening socket held here would leave its clients waiting for ever
+        os.close(fd)
+    lab = os.pidfd_open(init)
+
+    def end(number: int, _frame: object) -> None:
+        print(f"guardian: asked to end by {signal.Signals(number).name}", file=sys.stderr, flush=True)
+        _kill(lab)
+
+    for number in ENDING:
+        signal.signal(number, end)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    _follow_tether(tether, lab)
     _, status = os.waitpid(init, 0)
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     os.close(guarding)
     record.sweep()
     return os.waitstatus_to_exitcode(status) & 0xFF
 
 
-def _follow_tether(tether: int, init: int) -> None:
+def _kill(lab: int) -> None:
+    """SIGKILL to the PID 1 behind a pidfd, which may be over already."""
+    with suppress(ProcessLookupError):
+        signal.pidfd_send_signal(lab, signal.SIGKILL)
+
+
+def _follow_tether(tether: int, lab: int) -> None:
     """Until the lab is up (a byte) or over: when the starting command vanishes, end the lab."""
-    watch = os.pidfd_open(init)
     poll = select.poll()
     poll.register(tether, select.POLLIN)
-    poll.register(watch, select.POLLIN)
+    poll.register(lab, select.POLLIN)
     events = dict(poll.poll())
-    if watch not in events and not os.read(tether, 1):
-        os.kill(init, signal.SIGKILL)
-    os.close(watch)
+    if lab not in events and not os.read(tether, 1):
+        _kill(lab)
     os.close(tether)
 
 
-def _run_init(record: Record, supervisor: Callable[[], int], alive: int) -> None:
-    """PID 1 of the lab: set the stage, start the supervisor, reap until it ends."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+def _run_init(record: Record, supervisor: Callable[[], int], alive: int, inherited: tuple[int, ...]) -> None:
+    """PID 1 of the lab: set the stage, start the supervisor with the descriptors `inherited`, reap until it ends."""
+    for number in ENDING:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     poll = select.poll()
     poll.register(alive, select.POLLIN)
@@ -137,7 +165,7 @@ def _run_init(record: Record, supervisor: Callable[[], int], alive: int) -> None
         status = 1
         try:
             os.close(alive)
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            for number in ENDING:
                 signal.signal(number, signal.SIG_DFL)
             name_process("pddbed-lab")
             status = supervisor()
@@ -148,10 +176,15 @@ def _run_init(record: Record, supervisor: Callable[[], int], alive: int) -> None
             sys.stderr.flush()
             os._exit(status)
     name_process("pddbed-init")
+    for fd in inherited:
+        os.close(fd)
     while True:
         pid, status = os.wait()
         if pid == child:
-            os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+            code = os.waitstatus_to_exitcode(status)
+            if code < 0:
+                print(f"the supervisor was ended by signal {-code}", file=sys.stderr, flush=True)
+            os._exit(code & 0xFF)
 
 
 def _mount_private_views(record: Record) -> None:

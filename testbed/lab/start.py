@@ -9,13 +9,13 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TextIO
 
 from testbed.lab import sandbox
 from testbed.lab.control import ask_lab
-from testbed.lab.record import LabError, Record, create_record, registry, sweep_dead
+from testbed.lab.record import ELSEWHERE, LabError, Record, create_record, refuse_taken, registry, sweep_dead
 from testbed.topology.plan import LabPlan
 
 GRACE_S = 5.0  # how long a supervisor may take to answer `down`, and then to end
@@ -29,6 +29,7 @@ class UpOptions:
     with_workers: bool
     verify: bool
     api: tuple[str, int] | None
+    tethered: bool = False  # the lab ends with this process, however that ends
 
 
 def listen(what: str, remedy: str, address: str, port: int) -> socket.socket:
@@ -38,47 +39,76 @@ def listen(what: str, remedy: str, address: str, port: int) -> socket.socket:
     try:
         listener.bind((address, port))
         listener.listen(1024)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         listener.close()
-        raise LabError(
-            f"{what} cannot listen on {address}:{port} ({os.strerror(error.errno) if error.errno else error}); {remedy}"
-        ) from None
+        reason = getattr(error, "strerror", None) or error
+        raise LabError(f"{what} cannot listen on {address}:{port} ({reason}); {remedy}") from None
     return listener
 
 
 def up(plan: LabPlan, options: UpOptions, on_event: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """Raise a lab; returns its state once it serves. Raises LabError, with nothing left behind."""
+    sweep_dead()
+    with ExitStack() as opened:
+        guardian, record, following, holding = _start_guardian(plan, options, opened)
+        try:
+            with record.log("guardian").open() as diary:  # opened now: the record is swept when the lab ends
+                state = _follow(following, diary, on_event)
+            if options.tethered:
+                os.dup(holding)  # stays open for as long as this process lives
+            else:
+                os.write(holding, b"1")
+            return state
+        except BaseException:
+            with suppress(ProcessLookupError):
+                os.kill(guardian, signal.SIGTERM)
+            with suppress(ChildProcessError):
+                os.waitpid(guardian, 0)
+            record.sweep()  # the guardian has done so, unless it was killed as well
+            raise
+
+
+def _start_guardian(plan: LabPlan, options: UpOptions, opened: ExitStack) -> tuple[int, Record, int, int]:
+    """Reserve the name and fork the guardian: its pid, the record, and the ends of two pipes.
+
+    Progress is read from the first, which closes when the supervisor ends; closing the second, the tether, ends the
+    lab. Whatever fails, both are closed with `opened`, and the record is swept.
+    """
     from testbed.lab.supervisor import Settings, Supervisor, write_hosts_file
 
-    sweep_dead()
-    tether, holding = os.pipe()
-    following, started = os.pipe()
-    with registry() as root:
+    with _readable_files(), registry() as root, ExitStack() as sockets:
+        refuse_taken(root, plan.name)
         api, published = _open_sockets(plan, options)
-        record = create_record(root, plan.name)
-        write_hosts_file(plan, record)
-        settings = Settings(options.driver, options.with_workers, api, published, options.verify, started)
         listening = [entry[0] for entries in published.values() for entry in entries] + ([api] if api else [])
-        keep = tuple(listener.fileno() for listener in listening)
-        guardian = sandbox.start(record, Supervisor(plan, record, settings).run, tether, started, keep)
-        diary = record.log("guardian").open()  # opened now: the record is swept when the lab ends
-    for listener in listening:
-        listener.close()
+        for listener in listening:
+            sockets.callback(listener.close)
+        tether, holding = os.pipe()
+        opened.callback(os.close, holding)
+        following, started = os.pipe()
+        opened.callback(os.close, following)
+        record = create_record(root, plan.name)
+        try:
+            write_hosts_file(plan, record)
+            settings = Settings(options.driver, options.with_workers, api, published, options.verify, started)
+            keep = tuple(listener.fileno() for listener in listening)
+            guardian = sandbox.start(record, Supervisor(plan, record, settings).run, tether, started, keep)
+        except (OSError, sandbox.SandboxError) as error:
+            record.sweep()
+            raise LabError(f'lab "{plan.name}" cannot be started in {root}: {error}') from None
+        except BaseException:
+            record.sweep()
+            raise
+    return guardian, record, following, holding
+
+
+@contextmanager
+def _readable_files() -> Iterator[None]:
+    """Records are for everybody to read and for nobody else to write, whatever the caller's umask."""
+    before = os.umask(0o022)
     try:
-        state = _follow(following, diary, on_event)
-        os.write(holding, b"1")
-        return state
-    except BaseException:
-        with suppress(ProcessLookupError):
-            os.kill(guardian, signal.SIGTERM)
-        with suppress(ChildProcessError):
-            os.waitpid(guardian, 0)
-        record.sweep()  # the guardian has done so, unless it was killed as well
-        raise
+        yield
     finally:
-        os.close(holding)
-        os.close(following)
-        diary.close()
+        os.umask(before)
 
 
 def _open_sockets(
@@ -130,6 +160,8 @@ def down(record: Record) -> None:
         ask_lab(record, {"op": "down"}, timeout_s=GRACE_S)
         if _gone(record, GRACE_S):
             return
+    if guardian == ELSEWHERE:
+        raise LabError(f'lab "{record.name}" is not of this PID namespace; end it on the machine where it was raised')
     for number in (signal.SIGTERM, signal.SIGKILL):
         if guardian is None:
             break

@@ -6,12 +6,12 @@ unfaithful. The measuring itself is `testbed.verify`'s, in a process of its own.
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterable
 from typing import Any
 
 import psutil
 
+from testbed.interpreter import environment, program
 from testbed.lab.endpoints import endpoints
 from testbed.lab.network import Network
 from testbed.lab.wan import WanControl
@@ -75,8 +75,9 @@ class Verification:
 
     def _run(self, what: str, quick: bool) -> dict[str, Any]:
         request = {"what": what, "quick": quick, "links": [self._target(wan.name, wan.mtu) for wan in self._plan.wans]}
-        command = [sys.executable, "-m", "testbed.verify"]
-        process = subprocess.run(command, input=json.dumps(request), capture_output=True, text=True, check=False)
+        process = subprocess.run(
+            program("testbed.verify"), input=json.dumps(request), capture_output=True, text=True, env=environment()
+        )
         if process.returncode != 0:
             said = process.stderr.strip().splitlines()[-1:] or [f"status {process.returncode}"]
             raise VerificationError(f"measuring the links failed: {said[0]}")

@@ -193,7 +193,7 @@ class UserspaceLink(WanLink):
         descriptors = [*tuns, theirs.fileno()]
         with theirs, self.log_path.open("ab") as log, network_namespace_of(self.node_pid):
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "testbed.links.relay", *map(str, descriptors)],
+                [sys.executable, "-P", "-m", "testbed.links.relay", *map(str, descriptors)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
