@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from testbed.capture import counters, pcapng
+from testbed.capture.books import Books, Connection, DirectionFacts, PairBytes, RequestBytes
 from testbed.capture.context import Context, LabHost
 from testbed.capture.counters import PairCount, Window, count_pair
-from testbed.capture.flows import Books, Connection, DirectionFacts, PairBytes, RequestBytes
+from testbed.capture.flows import FlowTable
 from testbed.capture.packets import FileFacts, read_segments
 from workers.wire.counters import CLASSES
 from workers.wire.dissect import UNKNOWN
@@ -35,7 +36,8 @@ class Row:
     counted: int | None = None  # by the senders
     captured_for_receivers: int | None = None
     received: int | None = None  # counted by the receivers
-    at_edges: int = 0
+    at_edges: int = 0  # may have been on their way when counters were read
+    loose_head: int = 0  # at_edges, of frames whose size is not known because they had begun before the capture
     judged: bool = False  # False where the payload does not tell the class
 
     @property
@@ -50,7 +52,24 @@ class Row:
 
     @property
     def ok(self) -> bool:
-        return not self.judged or self.difference is None or abs(self.difference) <= TOLERANCE
+        if not self.judged or self.difference is None:
+            return True
+        return abs(self.difference) <= TOLERANCE and not self._is_vacuous
+
+    @property
+    def _is_vacuous(self) -> bool:
+        """Nothing was counted, and what crossed belongs to frames that were counted before or after."""
+        return self.at_edges > 0 and not (self.captured or self.counted or self.received)
+
+    @property
+    def undecided(self) -> bool:
+        """Not `ok`, and all of it may be frames that crossed while the counters were read."""
+        if self.loose_head and not self.ok:
+            return True
+        pairs = ((self.captured, self.counted), (self.captured_for_receivers, self.received))
+        return not self.ok and all(
+            abs((captured or 0) - (counted or 0)) <= self.at_edges for captured, counted in pairs
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +121,10 @@ def audit(file: Path, context: Context, records: Path | None) -> Audit:
     begin_ns, end_ns = _span(file, context, accounts)
     counted = {} if records is None else _counted(context, records, (begin_ns, end_ns))
     books, facts = Books(context, counted), FileFacts()
+    flows = FlowTable(books)
     for segment in read_segments(file, facts):
-        books.take(segment)
-    books.close()
+        flows.take(segment)
+    flows.close()
     result = Audit(context, facts, sum(account.dropped for account in accounts) if accounts else None)
     result.directions = dict(books.directions)
     result.connections = books.connections
@@ -134,10 +154,13 @@ def _counted(context: Context, records: Path, within: Window) -> Counted:
     pairs = {}
     for sender in context.hosts:
         for receiver in context.hosts:
-            if sender is not receiver and context.passage(sender, receiver) is not None:
-                count = count_pair(notes.get(sender.name, []), notes.get(receiver.name, []), within)
-                if count is not None:
-                    pairs[sender.name, receiver.name] = count
+            passage = None if sender is receiver else context.passage(sender, receiver)
+            if passage is None:
+                continue
+            ends = (notes.get(sender.name, []), notes.get(receiver.name, []))
+            count = count_pair(*ends, within, passage.before_ns, passage.after_ns)
+            if count is not None:
+                pairs[sender.name, receiver.name] = count
     return pairs
 
 
@@ -159,9 +182,10 @@ def _worker_rows(context: Context, books: Books, counted: Counted | None) -> lis
         by_direction[direction].append((sender.name, receiver.name))
     rows = []
     for direction, pairs in by_direction.items():
-        untold = sum(books.pairs.get((*pair, UNKNOWN), PairBytes()).total for pair in pairs)
+        unknown = [books.pairs.get((*pair, UNKNOWN), PairBytes()) for pair in pairs]
+        untold = any(entry.total > entry.head for entry in unknown)
         rows += [_row(traffic, (traffic,), direction, pairs, books, counted, judged=not untold) for traffic in CLASSES]
-        if untold:
+        if any(entry.total for entry in unknown):
             rows.append(_row(UNKNOWN, (UNKNOWN,), direction, pairs, books, None, judged=False))
         everything = (*CLASSES, UNKNOWN)
         rows.append(_row(TOTAL, everything, direction, pairs, books, counted, judged=True))
@@ -181,6 +205,9 @@ def _row(
     seen = {pair: [books.pairs[(*pair, name)] for name in classes if (*pair, name) in books.pairs] for pair in pairs}
     everything = [entry for entries in seen.values() for entry in entries]
     in_file, at_edges = sum(entry.total for entry in everything), sum(entry.at_edges for entry in everything)
+    unknown = [books.pairs[(*pair, UNKNOWN)] for pair in pairs if (*pair, UNKNOWN) in books.pairs]
+    if UNKNOWN not in classes:  # a frame that had begun before the capture may be of this class
+        at_edges += sum(entry.at_edges for entry in unknown)
     if counted is None:
         return Row(traffic, direction, in_file)
     known = [pair for pair in pairs if pair in counted]
@@ -194,6 +221,7 @@ def _row(
         captured_for_receivers=sum(entry.received for entry in compared),
         received=sum(counted[pair].received.get(name, 0) for pair in known for name in classes),
         at_edges=at_edges,
+        loose_head=sum(entry.loose_head for entry in unknown),
         judged=judged,
     )
 
@@ -260,7 +288,7 @@ def _notes(result: Audit, counted: Counted, begin_ns: int, end_ns: int) -> Itera
     missed = sum(facts.missed_bytes for facts in result.directions.values())
     if missed:
         yield f"{missed} bytes were acknowledged and are not in the file; they are included by their sequence numbers"
-    if any(row.traffic == UNKNOWN for row in result.rows):
+    if any(row.traffic in CLASSES and not row.judged for row in result.rows):
         yield ("where the payload was not captured, frames have no class: only the sum of all frames is compared there")
     if counted:
         first = max(count.sent_within[0] for count in counted.values()) - begin_ns
@@ -270,5 +298,3 @@ def _notes(result: Audit, counted: Counted, begin_ns: int, end_ns: int) -> Itera
                 f"the counters were first read {first / 1e9:.1f} s after the capture's begin and last "
                 f"{last / 1e9:.1f} s before its end: only what lies between is compared"
             )
-    if any(row.at_edges for row in result.rows):
-        yield "traffic was flowing when counters were read: frames that crossed then may be counted on either side"

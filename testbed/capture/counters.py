@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _PATIENCE_S = 3.0
 _POLL_S = 0.002
 _TOGETHER_NS = 100_000_000  # notes of two workers nearer than this belong to one reading
+SLACK_NS = 50_000_000  # what may lie between a count and its packets on a busy machine
 _AT_END_NS = 10_000_000_000  # how far from the first or last reading a better one is looked for
 Key = tuple[str, str, str]  # peer, "sent" or "received", class
 Window = tuple[int, int]  # Unix nanoseconds, first and last
@@ -135,28 +136,36 @@ class PairCount:
     ends_level: bool
 
 
-def count_pair(senders: Sequence[Note], receivers: Sequence[Note], within: Window) -> PairCount | None:
-    """From the notes of a sender and of a receiver that lie within a time; None with less than two of either.
+def count_pair(
+    senders: Sequence[Note], receivers: Sequence[Note], within: Window, before_ns: int = 0, after_ns: int = 0
+) -> PairCount | None:
+    """From the notes of a sender and of a receiver that lie within a capture; None with less than two of either.
 
-    Chooses the first and the last reading, or a level one near it. Raises BadCounters when a worker started anew.
+    Chooses the first and the last of each, or a level reading near them. What a receiver counts at first left before
+    the capture began, and what a sender counts last passes after it has ended (`before_ns` and `after_ns`: the way
+    to the point of capture and on): such notes serve only where nothing was on its way. Raises BadCounters when a
+    worker started anew.
     """
-    sent = _inside(senders, within)
-    received = _inside(receivers, within)
-    if len(sent) < 2 or len(received) < 2:
-        return None
+    sent, received = _inside(senders, within), _inside(receivers, within)
     level = [pair for pair in _readings(sent, received) if is_level(*pair)]
-    begin, begins_level = (sent[0], received[0]), False
-    end, ends_level = (sent[-1], received[-1]), False
-    if level and level[0][0].time_ns - begin[0].time_ns < _AT_END_NS and level[0][0] is not sent[-1]:
-        begin, begins_level = level[0], True
-    if level and end[0].time_ns - level[-1][0].time_ns < _AT_END_NS and level[-1][0] is not begin[0]:
-        end, ends_level = level[-1], True
-    names = sent[0].host, received[0].host
+    begin = sent[:1], [note for note in received if note.time_ns >= within[0] + after_ns + SLACK_NS][:1]
+    end = [note for note in sent if note.time_ns <= within[1] - before_ns][-1:], received[-1:]
+    begins_level = bool(level) and level[0][0].time_ns - sent[0].time_ns < _AT_END_NS and level[0][0] is not sent[-1]
+    if begins_level:
+        begin = [level[0][0]], [level[0][1]]
+    ends_level = bool(level) and sent[-1].time_ns - level[-1][0].time_ns < _AT_END_NS and [level[-1][0]] != begin[0]
+    if ends_level:
+        end = [level[-1][0]], [level[-1][1]]
+    if not all((*begin, *end)) or any(b[0].time_ns >= e[0].time_ns for b, e in zip(begin, end, strict=True)):
+        return None
+    (first_sent,), (first_received,) = begin
+    (last_sent,), (last_received,) = end
+    sender, receiver = first_sent.host, first_received.host
     return PairCount(
-        (begin[0].time_ns, end[0].time_ns),
-        (begin[1].time_ns, end[1].time_ns),
-        _difference(begin[0].with_peer(names[1], "sent"), end[0].with_peer(names[1], "sent")),
-        _difference(begin[1].with_peer(names[0], "received"), end[1].with_peer(names[0], "received")),
+        (first_sent.time_ns, last_sent.time_ns),
+        (first_received.time_ns, last_received.time_ns),
+        _difference(first_sent.with_peer(receiver, "sent"), last_sent.with_peer(receiver, "sent")),
+        _difference(first_received.with_peer(sender, "received"), last_received.with_peer(sender, "received")),
         begins_level,
         ends_level,
     )

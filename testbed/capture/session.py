@@ -13,17 +13,17 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from testbed.capture import pcapng
 from testbed.capture.context import Context
-from testbed.capture.recorder import Recorder, Source
-from testbed.capture.ring import Ring, Selection
+from testbed.capture.inside import enter_and_record
+from testbed.capture.ring import Selection
+from testbed.capture.settling import Settling, lags_s
 from testbed.lab.control import ask_lab
 from testbed.lab.record import LabError, Record
-from testbed.netns import CLONE_NEWNET, CLONE_NEWPID, CLONE_NEWUSER, setns
 
 _POLL_S = 0.1
 
@@ -74,6 +74,8 @@ def capture(
     `open_out` is called when the lab has answered. Raises LabError when nothing can be captured.
     """
     reply, fds = ask_lab(record, {"op": "capture", "name": order.name, "at": order.at})
+    context = Context.from_comment(reply["context"])
+    assert context is not None, "a lab of this version describes itself"
     try:
         out = open_out()
         reading, report = os.pipe()
@@ -82,14 +84,14 @@ def capture(
         if child == 0:
             for fd in (reading, stopping):
                 os.close(fd)
-            _child(reply, fds, order, out, report, stop)
+            enter_and_record(fds, reply["points"], context, order.selection, order.packets, out, report, stop)
     finally:
         for fd in fds:  # a descriptor of its namespaces would keep a dead lab's network alive
             os.close(fd)
     for fd in (report, stop):
         os.close(fd)
     try:
-        return _Session(record, order, child, out, reading, stopping, on_event).follow()
+        return _Session(record, order, context, child, out, reading, stopping, on_event).follow()
     finally:
         for fd in (out, reading):
             os.close(fd)
@@ -102,6 +104,7 @@ class _Session:
         self,
         record: Record,
         order: Order,
+        context: Context,
         child: int,
         out: int,
         reading: int,
@@ -118,11 +121,12 @@ class _Session:
         self._packets = self._offset = 0
         self._dropped: int | None = None
         self._error: str | None = None
-        self._counted: set[str] | None = None
+        self._lags_s = lags_s(context)
         self._began = 0.0
         self._interrupts = 0
-        self._ending = False
-        self._settle_until: float | None = None  # while a quiet moment is waited for
+        self._first = Settling(record, 0)  # made anew when recording begins
+        self._first_is_done = False
+        self._last: Settling | None = None
 
     def follow(self) -> Outcome:
         with self._interruptible():
@@ -142,7 +146,7 @@ class _Session:
             dropped=self._dropped,
             file_bytes=self._offset,
             seconds=time.monotonic() - self._began,
-            counted=tuple(sorted(self._counted or ())),
+            counted=tuple(sorted(self._noted())),
             error=self._error,
         )
 
@@ -154,15 +158,19 @@ class _Session:
             self._take(event)
         if self._stopping is None or not self._began:
             return True
-        if not self._ending and (self._interrupts or self._is_over()):
-            self._ending = True
-            self._settle_until = time.monotonic() + self._order.settle_s
+        if self._last is None and (self._interrupts or self._is_over()):
+            self._last = Settling(self._record, self._order.settle_s, after_s=self._lags_s[1])
             self._on_event({"event": "settling"})
-        if self._settle_until is not None and self._is_settled():
-            self._settle_until = None
-            if self._ending:
-                self._end_recording()
+        if self._last is None:
+            self._first_is_done = self._first_is_done or self._first.step()
+        elif self._last.step() or self._interrupts > 1:
+            self._end_recording()
         return True
+
+    def _noted(self) -> set[str]:
+        """The workers that noted their counters at both ends."""
+        ends = [self._first.noted, self._last.noted if self._last else None]
+        return set() if None in ends else set.intersection(*(end for end in ends if end is not None))
 
     def _is_over(self) -> bool:
         return self._order.duration_s is not None and time.monotonic() - self._began >= self._order.duration_s
@@ -173,26 +181,12 @@ class _Session:
                 setattr(self, f"_{name}", event[name])
         if event["event"] == "started":
             self._began = time.monotonic()
-            self._settle_until = self._began + self._order.settle_s
+            self._first = Settling(self._record, self._order.settle_s, before_s=self._lags_s[0])
         elif event["event"] == "full":
             self._end_recording()
         elif event["event"] == "failed":
             self._error = event["error"]
         self._on_event(event)
-
-    def _is_settled(self) -> bool:
-        """Have the workers note their counters; whether that was at a quiet moment, or the time for it is over.
-
-        At a busy link there is none: the audit then says what may be on either side of the reading.
-        """
-        assert self._settle_until is not None
-        try:
-            reply, _ = ask_lab(self._record, {"op": "count-bytes"})
-        except LabError:  # it is going away; the recorder will see
-            return True
-        noted = set(reply["counted"])
-        self._counted = noted if self._counted is None else self._counted & noted
-        return reply["level"] or self._interrupts > 1 or time.monotonic() >= self._settle_until
 
     def _end_recording(self) -> None:
         if self._stopping is not None:
@@ -242,49 +236,3 @@ class _Lines:
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             yield json.loads(line)
-
-
-def _child(reply: dict[str, Any], fds: list[int], order: Order, out: int, report: int, stop: int) -> None:
-    """In the first child: never returns."""
-    status = 1
-    try:
-        # Ctrl-C is the session's to handle; it reaches this process group, too
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
-            signal.signal(number, signal.SIG_IGN)
-        user, pid, *networks = fds
-        if os.fstat(user).st_ino != Path("/proc/self/ns/user").stat().st_ino:
-            setns(user, CLONE_NEWUSER)
-        setns(pid, CLONE_NEWPID)  # takes effect for children only
-        inner = os.fork()
-        if inner == 0:
-            status = _record(reply, networks, order, out, report, stop)
-        else:
-            for fd in (*fds, out, report, stop):
-                os.close(fd)
-            _, wait_status = os.waitpid(inner, 0)
-            status = os.waitstatus_to_exitcode(wait_status)
-            if status < 0:  # killed, with the lab as a rule: the session is to see that
-                os.kill(os.getpid(), signal.SIGKILL)
-    except BaseException as error:  # a forked child must never return into the caller's code
-        with suppress(OSError):
-            os.write(report, json.dumps({"event": "failed", "error": str(error)}).encode() + b"\n")
-    finally:
-        os._exit(status)
-
-
-def _record(reply: dict[str, Any], networks: list[int], order: Order, out: int, report: int, stop: int) -> int:
-    context = Context.from_comment(reply["context"])
-    assert context is not None
-    with suppress(PermissionError):  # a few percent of a CPU, in time, rather than lost packets beside busy workers
-        os.nice(-10)
-    sources = []
-    for point, network in zip(reply["points"], networks, strict=True):
-        setns(network, CLONE_NEWNET)
-        try:
-            ring = Ring(point["ifname"], order.selection, outgoing_only=point["arriving"] is None)
-        except OSError as error:
-            raise OSError(f"cannot capture {point['name']} ({point['description']}): {error.strerror}") from None
-        sources.append(Source(ring, point["name"], point["description"]))
-    snaplen = order.selection.snaplen or 0
-    recorder = Recorder(sources, out, report, stop, snaplen, order.packets)
-    return recorder.run(lambda begun_ns: replace(context, begun_ns=begun_ns).to_comment())

@@ -33,10 +33,11 @@ class HalfStream:
     missed_bytes: int = 0  # acknowledged by the receiver, not in the capture
     at_start: bool = False  # SYN was seen: position 0 is the connection's first byte
     _first: int | None = None
+    _end: int = 0  # of everything seen
     _next: int = 0  # everything before has been given out
     _waiting: list[Run] = field(default_factory=list)  # beyond a gap, sorted, without overlap
     _waiting_bytes: int = 0
-    _acknowledged: int = -1
+    acknowledged: int = 0  # position up to which the receiver is known to have everything
     _acknowledged_ns: int = 0
 
     def open(self, sequence: int) -> None:
@@ -50,6 +51,7 @@ class HalfStream:
         if self._first is None:
             self._first = sequence
         begin = self._unwrap(sequence)
+        self._end = max(self._end, begin + size)
         for run in list(self._new(time_ns, begin, begin + size, data)):
             self.unique_bytes += run[2]
             insort(self._waiting, run, key=_position)
@@ -61,9 +63,13 @@ class HalfStream:
         if self._first is None:
             return
         position = self._unwrap(sequence)
-        if position > self._acknowledged:
-            self._acknowledged, self._acknowledged_ns = position, time_ns
+        if position > self.acknowledged:
+            self.acknowledged, self._acknowledged_ns = position, time_ns
         yield from self._ripe(time_ns)
+
+    def is_idle(self) -> bool:
+        """Whether the receiver has acknowledged everything that was seen."""
+        return self.acknowledged >= self._end
 
     def end(self) -> Iterator[tuple[int, int, bytes]]:
         """The capture is over: what still waits behind gaps."""
@@ -75,7 +81,7 @@ class HalfStream:
         yield from self._take()
         while self._waiting:
             gap_ends = self._waiting[0][1]
-            lost = self._acknowledged >= gap_ends and time_ns - self._acknowledged_ns > GRACE_NS
+            lost = self.acknowledged >= gap_ends and time_ns - self._acknowledged_ns > GRACE_NS
             if not lost and self._waiting_bytes <= PENDING_BYTES:
                 return
             yield self._missed()

@@ -105,7 +105,10 @@ def _as_json(result: "Audit", file: Path) -> dict[str, Any]:
         "point": result.context.point,
         "packets": result.facts.packets,
         "dropped": result.dropped,
-        "rows": [{**asdict(row), "difference": row.difference, "ok": row.ok} for row in result.rows],
+        "rows": [
+            {**asdict(row), "difference": row.difference, "ok": row.ok, "undecided": row.undecided}
+            for row in result.rows
+        ],
         "directions": {name: asdict(facts) for name, facts in result.directions.items()},
         "connections": [asdict(connection) for connection in result.connections],
         "other_packets": result.other_packets,
@@ -132,13 +135,22 @@ def _print(result: "Audit", *, compared: bool, by_request: bool) -> None:
         console.print(f"note: {note}")
     for problem in result.problems:
         console.print(f"[red]{problem}[/]")
-    for row in result.rows:
-        if not row.ok and row.at_edges:
-            console.print(f"{row.traffic}, {row.direction}: {row.at_edges} bytes crossed while counters were read")
     if compared:
-        wrong = sum(not row.ok for row in result.rows) + sum(not row.ok for row in result.requests)
-        verdict = "[green]capture and counters agree within 1 %[/]" if result.ok else "[red]they do not agree[/]"
-        console.print(verdict + (f": {wrong} rows differ by more than 1 %" if wrong else ""))
+        console.print(_verdict(result))
+
+
+def _verdict(result: "Audit") -> str:
+    wrong = sum(not row.ok for row in result.rows) + sum(not row.ok for row in result.requests)
+    undecided = [row for row in result.rows if row.undecided]
+    if result.ok:
+        return "[green]capture and counters agree within 1 %[/]"
+    if wrong and wrong == len(undecided) and not result.problems:
+        most = max(row.at_edges for row in undecided)
+        return (
+            f"[red]it cannot be told whether they agree within 1 %[/]: up to {most} bytes were on their way while "
+            "the counters were read; capture from one quiet moment to another, or for longer"
+        )
+    return "[red]they do not agree[/]" + (f": {wrong} rows differ by more than 1 %" if wrong else "")
 
 
 def _class_table(result: "Audit", compared: bool) -> Any:

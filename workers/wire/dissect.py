@@ -36,18 +36,17 @@ _OF_REQUEST = TokenIds | Tokens | HandOver | Report | Cancel | Failed
 class Piece:
     """A frame, or a run of bytes that belong to no known frame (`traffic` is "unknown").
 
-    `time_ns` and `last_ns` are those of its first and last byte; `size` counts header, message and body. A frame cut
-    off by the end of the capture is not `whole`, and `size` is what was seen of it. `message` is None where it was
-    not captured.
+    `time_ns` is that of its first byte; `size` counts header, message and body. `size` of a frame that was cut off
+    by the end of the capture is what was seen of its `frame_size`. `message` is None where it was not captured.
     """
 
     time_ns: int
-    last_ns: int
     traffic: str
     size: int
     body_bytes: int = 0
     message: Message | None = None
-    whole: bool = True
+    frame_size: int = 0  # 0: not known
+    is_head: bool = False  # unknown only because the capture began inside a frame
 
 
 class Dissector:
@@ -57,6 +56,7 @@ class Dissector:
         self._buffer = bytearray()  # header and message under way, or what is being searched for a header
         self._buffer_ns = 0
         self._in_step = at_start
+        self._in_head = not at_start
         self._header: Header | None = None
         self._message: Message | None = None
         self._frame_ns = 0
@@ -70,7 +70,7 @@ class Dissector:
             used = self._consume(len(view))
             if used:
                 view = view[used:]
-                if done := self._done(time_ns):
+                if done := self._done():
                     yield done
                 continue
             if not self._buffer:
@@ -85,7 +85,7 @@ class Dissector:
             used = self._consume(count)
             if used:
                 count -= used
-                if done := self._done(time_ns):
+                if done := self._done():
                     yield done
                 continue
             if self._in_step and len(self._buffer) >= HEADER.size:
@@ -95,22 +95,25 @@ class Dissector:
                 self._buffer.clear()
                 self._begin(header, None)
                 continue
-            yield Piece(self._buffer_ns if self._buffer else time_ns, time_ns, UNKNOWN, len(self._buffer) + count)
+            self._in_head = False
+            yield Piece(self._buffer_ns if self._buffer else time_ns, UNKNOWN, len(self._buffer) + count)
             self._buffer.clear()
             self._in_step = False
             return
 
-    def end(self, time_ns: int) -> Iterator[Piece]:
+    def end(self) -> Iterator[Piece]:
         """What was under way when the capture ended."""
         if self._header is not None:
             seen = _frame_bytes(self._header) - self._message_left - self._body_left
             body = self._header.body_bytes - self._body_left
-            yield Piece(self._frame_ns, time_ns, COUNTED_AS[self._header.kind], seen, body, self._message, whole=False)
+            kind = self._header.kind
+            yield Piece(self._frame_ns, COUNTED_AS[kind], seen, body, self._message, _frame_bytes(self._header))
         elif self._in_step and len(self._buffer) >= HEADER.size:
-            kind = self._peek().kind
-            yield Piece(self._buffer_ns, time_ns, COUNTED_AS[kind], len(self._buffer), whole=False)
+            header = self._peek()
+            size = len(self._buffer)
+            yield Piece(self._buffer_ns, COUNTED_AS[header.kind], size, frame_size=_frame_bytes(header))
         elif self._buffer:
-            yield Piece(self._buffer_ns, time_ns, UNKNOWN, len(self._buffer))
+            yield Piece(self._buffer_ns, UNKNOWN, len(self._buffer), is_head=self._in_head)
         self._buffer.clear()
         self._header = None
 
@@ -131,14 +134,13 @@ class Dissector:
         self._body_left -= body
         return message + body
 
-    def _done(self, time_ns: int) -> Piece | None:
+    def _done(self) -> Piece | None:
         header = self._header
         if header is None or self._message_left or self._body_left:
             return None
         self._header = None
-        return Piece(
-            self._frame_ns, time_ns, COUNTED_AS[header.kind], _frame_bytes(header), header.body_bytes, self._message
-        )
+        size = _frame_bytes(header)
+        return Piece(self._frame_ns, COUNTED_AS[header.kind], size, header.body_bytes, self._message, size)
 
     # -- looking at bytes --------------------------------------------------------------------------------------
 
@@ -165,7 +167,7 @@ class Dissector:
             self._begin(header, message)
             del self._buffer[: self._consume(len(self._buffer))]
             self._buffer_ns = time_ns
-            if (done := self._done(time_ns)) is None:
+            if (done := self._done()) is None:
                 return
             yield done
 
@@ -200,11 +202,12 @@ class Dissector:
                 yield self._lose(1, time_ns)
                 continue
             self._in_step = True
+            self._in_head = False
             return
 
     def _lose(self, count: int, time_ns: int) -> Piece:
         """Give bytes up as unknown."""
-        piece = Piece(self._buffer_ns, time_ns, UNKNOWN, count)
+        piece = Piece(self._buffer_ns, UNKNOWN, count, is_head=self._in_head)
         del self._buffer[:count]
         self._buffer_ns = time_ns
         return piece

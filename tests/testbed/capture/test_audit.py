@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.root
 LAB = "audit-test"
 THERE, BACK = "main > remote", "remote > main"
 PROMPT, ANSWER = 300, 60
+QUIET_S = 0.3  # so that even counters which never agree with each other are read while nothing crosses
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +73,9 @@ def _captured(lab: Lab, directory: Path, *arguments: str, point: str = "wan0", r
     file = directory / "x.pcapng"
     capture = RunningCapture(lab.name, point, "-w", str(file), *arguments)
     try:
+        time.sleep(QUIET_S)
         done = [_ask(lab, number) for number in range(requests)]
+        time.sleep(QUIET_S)
         capture.interrupt()
         result = capture.result()
     finally:
@@ -201,6 +205,29 @@ def test_lost_packets_cross_again_and_are_counted_apart(lab: Lab, tmp_path: Path
     assert result["directions"][THERE]["missed_bytes"] == 0
     row = _rows(result)["kv", THERE]
     assert row["captured"] == row["counted"], "what crossed twice counts once"
+
+
+def test_a_capture_amid_a_transfer_says_that_it_cannot_tell(lab: Lab, tmp_path: Path) -> None:
+    file = tmp_path / "x.pcapng"
+    assert run_pddbed("wan", "set", "wan0", "-l", LAB, "--rate", "10mbit").returncode == 0
+    try:
+        asking = threading.Thread(target=_ask, args=(lab, 9, 1800))  # 3.7 MB of KV: three seconds
+        asking.start()
+        time.sleep(0.7)
+        captured = run_pddbed("capture", "-l", LAB, "wan0", "-w", str(file), "--duration", "500ms", "--settle", "0s")
+        assert captured.returncode == 0, captured.stderr
+        asking.join()
+    finally:
+        assert run_pddbed("wan", "reset", "-l", LAB).returncode == 0
+    status, result = audited(file)
+    assert status == 1, "what cannot be confirmed is not confirmed"
+    row = _rows(result)["kv", THERE]
+    assert not row["ok"], result["rows"]
+    assert row["undecided"], result["rows"]
+    assert _rows(result)["unknown", THERE]["in_file"] > 0, "the rest of a frame that had begun before"
+    told = run_pddbed("audit", str(file))
+    assert "it cannot be told" in told.stdout, told.stdout
+    assert "they do not agree" not in told.stdout
 
 
 def test_without_payload_the_sum_of_all_frames_is_compared(lab: Lab, tmp_path: Path) -> None:

@@ -53,6 +53,17 @@ def test_readings_outside_the_capture_do_not_count() -> None:
     assert count.sent == {"kv": 10}
 
 
+def test_what_was_on_its_way_at_the_ends_of_the_capture_is_left_out() -> None:
+    # never level; 100 ms from the sender to the point of capture, 200 ms from there to the receiver
+    sent = _sent((100, 10), (400, 20), (900, 30), (980, 40))
+    received = _received((101, 1), (401, 11), (901, 21), (981, 31))
+    count = count_pair(sent, received, (50 * MS, 1000 * MS), 100 * MS, 200 * MS)
+    assert count is not None
+    # the receiver's note at 101 holds what had left before the capture began; what was sent by 980 passes too late
+    assert count.sent_within == (100 * MS, 900 * MS)
+    assert count.received_within == (401 * MS, 981 * MS)
+
+
 def test_a_worker_that_started_anew_cannot_be_compared() -> None:
     sent = [_note("p0", 100, "md0", "sent", 50), _note("p0", 900, "md0", "sent", 60, pid=2)]
     with pytest.raises(BadCounters, match="p0 started anew"):

@@ -52,7 +52,7 @@ def _feed(dissector: Dissector, data: bytes, cuts: list[int]) -> list[Piece]:
         for number, (begin, end) in enumerate(itertools.pairwise(edges))
         for piece in dissector.feed(number, data[begin:end])
     ]
-    return pieces + list(dissector.end(len(edges)))
+    return pieces + list(dissector.end())
 
 
 numbers = st.lists(st.integers(0, len(MESSAGES) - 1), max_size=12)
@@ -66,7 +66,7 @@ def test_frames_are_found_however_segments_cut_them(numbers, cuts) -> None:
     assert [piece.message for piece in pieces] == [MESSAGES[number][0] for number in numbers]
     assert [piece.size for piece in pieces] == [len(frame) for frame in stream]
     assert [piece.body_bytes for piece in pieces] == [MESSAGES[number][1] for number in numbers]
-    assert all(piece.whole for piece in pieces)
+    assert all(piece.frame_size == piece.size for piece in pieces)
 
 
 @given(numbers=numbers, cuts=cuts, start=st.integers(0, 700))
@@ -75,6 +75,7 @@ def test_a_capture_that_begins_inside_a_frame_finds_the_next_one(numbers, cuts, 
     stream = first[start % len(first) :] + b"".join(_frame(number) for number in numbers)
     pieces = _feed(Dissector(), stream, cuts)
     assert sum(piece.size for piece in pieces) == len(stream)
+    assert all(piece.is_head for piece in pieces if piece.traffic == UNKNOWN)
     found = [piece.message for piece in pieces if piece.traffic != UNKNOWN]
     expected = [MESSAGES[number][0] for number in numbers]
     assert found == ([MESSAGES[3][0], *expected] if start % len(first) == 0 else expected)
@@ -87,11 +88,11 @@ def test_bytes_without_content_are_all_accounted_for(numbers, hole) -> None:
     end = min(len(stream), begin + hole[1])
     dissector = Dissector(at_start=True)
     pieces = [*dissector.feed(0, stream[:begin]), *dissector.skip(1, end - begin), *dissector.feed(2, stream[end:])]
-    pieces += dissector.end(3)
+    pieces += dissector.end()
     assert sum(piece.size for piece in pieces) == len(stream)
     # nothing is invented: what is called a frame was sent, in this order
     sent = iter([(piece.traffic, piece.size) for piece in _feed(Dissector(at_start=True), stream, [])])
-    assert all((piece.traffic, piece.size) in sent for piece in pieces if piece.traffic != UNKNOWN and piece.whole)
+    assert all((piece.traffic, piece.size) in sent for piece in pieces if piece.size == piece.frame_size)
 
 
 def test_a_hole_inside_a_body_costs_nothing() -> None:
