@@ -130,10 +130,10 @@ def test_a_step_changes_the_delay_when_and_as_asked_and_keeps_the_rest(lab: str,
     new = [delay for sent, delay in delays if sent > effect]
     assert len(old) > 20
     assert len(new) > 100
-    assert min(old) >= 20
-    assert statistics.median(old) < 21
-    assert min(new) >= 60
-    assert statistics.median(new) < 61
+    for found, asked_ms in ((old, 20), (new, 60)):
+        assert min(found) >= asked_ms
+        # The fastest tenth: a busy machine's hosts deliver late, but never early.
+        assert statistics.quantiles(found, n=10)[0] < asked_ms + 1
     assert len(packets.received) == len(packets.sent), "no packet is lost by a change"
     asked = shown(lab)["asked"]
     assert asked["forward"] == {**shown(lab)["file"]["forward"], "delay_ns": 60 * MS}
@@ -162,7 +162,7 @@ def test_an_outage_loses_exactly_the_packets_sent_in_it_and_none_in_flight(lab: 
         packets.sent[number] for number in lost if cut_by < packets.sent[number] < ended
     ], "everything sent in it is lost"
     assert entries["heal"]["dropped"] == [["wan0", "forward", len(lost), len(lost) * 128]]
-    assert 0.9 < len(lost) / 1000 < 1.1
+    assert (entries["cut"]["logical_ns"], ended - began) == (400 * MS, SECOND)
     before = [number for number, at in enumerate(packets.sent) if began - 200 * MS < at < began - SLACK_NS]
     assert len(before) > 100
     assert set(before) <= set(packets.received), "what is in flight arrives"
@@ -208,6 +208,7 @@ def rate_bps(lab: str, seconds: float, direction: str = "forward") -> float:
 
 def test_udp_cross_traffic_takes_its_share_beside_a_tcp_flow_and_stops(lab: str, tmp_path: Path) -> None:
     timeline = "- cross_traffic: {at: 300ms, duration: 4s, protocol: udp, rate: 8mbit, flows: 2, direction: forward}\n"
+    assert run_pddbed("wan", "set", "-l", lab, "wan0", "--queue", "400KiB").returncode == 0  # TCP needs a queue to fill
     zero = play(lab, timeline, tmp_path)
     sleep_until(zero + 700 * MS)
     assert rate_bps(lab, 0.8) == pytest.approx(8 * MBIT, rel=0.03), "alone: its rate in IP bytes"
@@ -218,11 +219,10 @@ def test_udp_cross_traffic_takes_its_share_beside_a_tcp_flow_and_stops(lab: str,
     client.start()
     sleep_until(zero + 3200 * MS)
     assert rate_bps(lab, 1.0) == pytest.approx(20 * MBIT, rel=0.03), "beside a TCP flow: the link is full"
-    sleep_until(zero + 4400 * MS)
     assert run_pddbed("exec", "-l", lab, "a", "--", "sh", "-c", "kill $(pidof iperf3)").returncode == 0
     client.join()
-    assert rate_bps(lab, 0.3) == 0, "it has stopped"
     wait_until_over(lab)
+    assert rate_bps(lab, 0.3) == 0, "it has stopped"
     (report,) = [entry for entry in diary(lab, zero) if entry["what"] == "traffic"]
     sent = [flow["packets"] for flow in report["sent"]["flows"]]
     assert sum(sent) == pytest.approx(8 * MBIT * 4 / 8 / 1500, rel=0.01)
@@ -237,10 +237,12 @@ def test_tcp_cross_traffic_fills_the_link_from_its_own_hosts_and_stops(lab: str,
     zero = play(lab, timeline, tmp_path)
     sleep_until(zero + SECOND)
     assert rate_bps(lab, 1.2, "backward") == pytest.approx(20 * MBIT, rel=0.03)
-    sleep_until(zero + 2700 * MS)
-    assert rate_bps(lab, 0.3, "backward") == 0
     wait_until_over(lab)
+    assert rate_bps(lab, 0.3, "backward") == 0
     (report,) = [entry for entry in diary(lab, zero) if entry["what"] == "traffic"]
+    assert 0 <= report["sent"]["ended_ns"] - (zero + 2500 * MS) < 300 * MS, "it stops when it is asked to"
+    drained = (20 + 41 + 100) * MS  # the delay, a full queue, and the TCP ends' own lateness
+    assert report["received"]["last_ns"] < report["sent"]["ended_ns"] + drained, "nothing unsent follows"
     assert (report["link"], report["direction"]) == ("wan0", "backward")
     assert len(report["received"]["flows"]) == 4
     assert report["received"]["bytes"] == pytest.approx(20 * MBIT * 2.5 / 8 * 1448 / 1500, rel=0.1)
@@ -347,14 +349,14 @@ def test_stop_heals_ends_traffic_and_leaves_steps(lab: str, tmp_path: Path) -> N
 
 
 def test_a_timeline_and_wan_set_keep_each_others_values(lab: str, tmp_path: Path, trace: list[int]) -> None:
-    timeline = "- replay: {at: 0s, duration: 1500ms, trace: link.mahi}\n- step: {at: 1s, delay: 30ms}\n"
+    timeline = "- replay: {at: 0s, duration: 60s, trace: link.mahi}\n- step: {at: 500ms, delay: 30ms}\n"
     zero = play(lab, timeline, tmp_path)
     assert run_pddbed("wan", "set", "-l", lab, "wan0", "--queue", "200KiB").returncode == 0
-    sleep_until(zero + 1450 * MS)
+    sleep_until(zero + 600 * MS)
     asked = shown(lab)["asked"]["forward"]
     assert (asked["queue_bytes"], asked["delay_ns"]) == (200 * 1024, 30 * MS)
     assert asked["rate_bps"] != 20 * MBIT
-    wait_until_over(lab)
+    ask_lab(find_record(lab), {"op": "wan-stop"})
     asked = shown(lab)["asked"]["forward"]
     assert (asked["rate_bps"], asked["queue_bytes"], asked["delay_ns"]) == (20 * MBIT, 200 * 1024, 30 * MS)
 
