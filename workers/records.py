@@ -73,8 +73,12 @@ class RequestLog:
         }
 
     def _transfers(self) -> dict[str, Any]:
-        wan, fabric = self.find("wan-transfer"), self.find("fabric-transfer")
+        wan, fabric, prefill = self.find("wan-transfer"), self.find("fabric-transfer"), self.find("prefill")
         return {
+            "pdd_p_hit": _share(prefill),
+            "pdd_rld_hit": _share(self._to(self.route.relay)),
+            "pdd_md_hit": _share(self._to(self.route.main)),
+            "pdd_kv_repairs": sum(span.name == "kv-repair" for _, span in self.spans),
             "pdd_delta_bytes": wan.bytes if wan else None,
             "pdd_kv_queue_ms": wan.queue_ns / NS_PER_MS if wan else None,
             "pdd_kv_xfer_ms": (wan.end_ns - wan.start_ns) / NS_PER_MS if wan else None,
@@ -82,6 +86,11 @@ class RequestLog:
             "pdd_fabric_queue_ms": fabric.queue_ns / NS_PER_MS if fabric else None,
             "pdd_fabric_xfer_ms": (fabric.end_ns - fabric.start_ns) / NS_PER_MS if fabric else None,
         }
+
+    def _to(self, peer: str | None) -> Span | None:
+        """The transfer of KV to a decode worker."""
+        transfers = (span for _, span in self.spans if span.name in ("wan-transfer", "fabric-transfer"))
+        return next((span for span in transfers if span.peer == peer), None)
 
     def _handoff(self) -> dict[str, Any]:
         wait, extend = self.find("hand-over"), self.find("extend")
@@ -97,6 +106,11 @@ class RequestLog:
         }
 
 
+def _share(span: Span | None) -> float | None:
+    """Which share of a span's tokens a cache had; None when there is no span."""
+    return span.cached / span.tokens if span is not None and span.tokens else None
+
+
 def span_row(instance: str, span: Span) -> dict[str, Any]:
     """A span as it stands in records: zero details left out."""
     row: dict[str, Any] = {
@@ -105,7 +119,7 @@ def span_row(instance: str, span: Span) -> dict[str, Any]:
         "start_ns": span.start_ns,
         "end_ns": span.end_ns,
     }
-    for detail in ("peer", "bytes", "tokens", "queue_ns"):
+    for detail in ("peer", "bytes", "tokens", "cached", "queue_ns"):
         if value := getattr(span, detail):
             row[detail] = value
     return row

@@ -79,12 +79,15 @@ class Relay:
     def resume(self) -> None:
         self._flowing.set()
 
-    def cut(self) -> None:
-        """Reset every connection."""
-        for writer in self._writers:
-            with suppress(Exception):
-                writer.transport.abort()
-        self._writers.clear()
+    def cut(self, dialler_port: int | None = None) -> None:
+        """Reset every connection, or the one that was dialled from a port."""
+        pairs = list(zip(self._writers[::2], self._writers[1::2], strict=True))
+        for pair in pairs:
+            if dialler_port in (None, pair[0].get_extra_info("peername")[1]):
+                for writer in pair:
+                    self._writers.remove(writer)
+                    with suppress(Exception):
+                        writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -176,14 +179,18 @@ class SlowWan:
         return await asking
 
     def all_released(self) -> bool:
-        """No request, no block, on any worker."""
-        return all(not w.active and w.pool.free_count == w.pool.num_blocks for w in self.workers)
+        """No request on any worker, and no block but the cache's, of which none is pinned."""
+        return all(
+            not w.active and w.pool.free_count + len(w.cache) == w.pool.num_blocks and w.cache.policy.pinned == 0
+            for w in self.workers
+        )
 
     async def check_released(self, within_s: float = 1.0) -> None:
         """Everything is given back, soon, and the pools' books are right."""
         await eventually(self.all_released, within_s, "every worker has released everything")
         for worker in self.workers:
-            worker.pool.check_integrity(holders=[])
+            worker.cache.check_integrity()
+            worker.pool.check_integrity(holders=[worker.cache.blocks])
 
 
 def prompt_of(length: int, vocab: int = 258, seed: int = 0) -> list[int]:

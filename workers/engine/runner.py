@@ -120,6 +120,10 @@ class EngineRunner:
         self._sequences[id] = sequence
         return sequence
 
+    def hashes(self, sequence: Sequence) -> List[bytes]:
+        """Names of the full blocks of the tokens that the sequence was made with, and perhaps of later ones."""
+        return self._leases[sequence].hashes
+
     def keep(self, sequence: Sequence) -> None:
         """Put the full blocks computed so far into the cache now, for others to use while this sequence goes on."""
         if self.cache is not None and self._sequences.get(sequence.id) is sequence:

@@ -6,13 +6,25 @@ import secrets
 import time
 from collections.abc import AsyncGenerator
 
+from workers.cache import CacheMirror
 from workers.environment import WorkerEnvironment
 from workers.gateway.merge import MergeConflict, MergedToken, PositionMerge
 from workers.models import LoadedModel
 from workers.policy import Route, WorkerView, choose_route, pipeline_for
 from workers.records import RecordWriter, RequestLog
 from workers.roles.worker import RequestFailed, local_facts
-from workers.wire.messages import Cancel, Failed, Message, Prefill, Report, RequestSpec, SamplingSpec, Status, Tokens
+from workers.wire.messages import (
+    CacheNotice,
+    Cancel,
+    Failed,
+    Message,
+    Prefill,
+    Report,
+    RequestSpec,
+    SamplingSpec,
+    Status,
+    Tokens,
+)
 from workers.wire.peers import Peers
 
 log = logging.getLogger(__name__)
@@ -49,6 +61,7 @@ class Dispatcher:
         self.loaded = loaded
         self.peers = Peers(local_facts(environment, loaded), environment.peers, self, None, 0)
         self.live: dict[str, LiveRequest] = {}
+        self.mirrors = {name: CacheMirror() for name in self.peers.known}
         self._records = RecordWriter(environment.records)
 
     async def start(self) -> None:
@@ -118,6 +131,10 @@ class Dispatcher:
     def on_message(self, peer: str, message: Message) -> None:
         if isinstance(message, Status):
             return
+        if isinstance(message, CacheNotice):
+            if peer in self.mirrors:
+                self.mirrors[peer].apply(message.inserted, message.evicted, reset=message.reset)
+            return
         if not isinstance(message, Tokens | Report | Failed):
             log.warning("%s sent %s, which a gateway does not expect", peer, type(message).__name__)
             return
@@ -134,6 +151,7 @@ class Dispatcher:
             self._fail(request, RequestFailed(message.error, message.message))
 
     def on_lost(self, peer: str, reason: str) -> None:
+        self.mirrors[peer].apply([], [], reset=True)
         for request in list(self.live.values()):
             if peer in request.unsettled:
                 self._fail(request, RequestFailed("worker_lost", f"{peer} was lost: {reason}"))

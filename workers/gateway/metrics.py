@@ -34,7 +34,11 @@ def render_metrics(dispatcher: Dispatcher) -> str:
         [
             ({"instance": name, "state": state}, value)
             for name, status in statuses.items()
-            for state, value in (("free", status.free_blocks), ("used", status.blocks - status.free_blocks))
+            for state, value in (
+                ("free", status.free_blocks),
+                ("cached", status.cached_blocks),
+                ("used", status.blocks - status.free_blocks - status.cached_blocks),
+            )
         ],
     )
     metric(

@@ -1,51 +1,102 @@
-"""What relay decode and main decode share: taking a prompt's KV from the wire into the blocks of a sequence."""
+"""What relay decode and main decode share: a prompt's KV, from the cache and from the wire, in a sequence's blocks.
+
+A transfer brings the blocks that prefill believes this worker's cache lacks; those before them are adopted, and so
+pinned, when it begins. If they are not all there it is refused with what is. If it breaks off, what has arrived stays
+for a while, prefill is told where to go on, and the next transfer of the same request continues.
+"""
 
 import asyncio
+import contextlib
 from typing import Any
 
+from workers.cache import MissingBlocks
 from workers.engine import Sequence
 from workers.environment import WorkerEnvironment
 from workers.models import LoadedModel
 from workers.roles.worker import Active, Bounded, RequestFailed, Worker
+from workers.wire.frames import WireError
 from workers.wire.kv_receive import RefuseTransfer
-from workers.wire.messages import KvBegin, Message, RequestSpec
+from workers.wire.messages import KvBegin, KvWanted, Message, RequestSpec
 from workers.wire.stream import Target
+
+BROKEN = ("connection_lost", "deadline_exceeded")  # a transfer's ends that another one can mend
 
 
 class Decoding(Active):
-    """A request on a decode worker; the sink (`IncomingKv`) of its prompt's KV."""
+    """A request on a decode worker."""
 
     def __init__(self, spec: RequestSpec, sequence: Sequence, worker: "DecodeWorker") -> None:
         super().__init__(spec, sequence)
-        self._worker = worker
-        self._target: Target | None = None
+        self.worker = worker
+        self.held_blocks = sequence.computed // worker.pool.block_size
+        """So many of the prompt's blocks are here, adopted or received."""
+        self.incoming: Incoming | None = None
+        self.cancelled = False
         self.arrived: asyncio.Future[tuple[int, str | None]] = asyncio.get_running_loop().create_future()
         """First token and its finish reason, once the whole prompt's KV is in the blocks."""
-        self.cancelled = False
-
-    def views(self, first_block: int, tokens: list[int]) -> list[memoryview]:
-        blocks = self.sequence.blocks[first_block : first_block + len(tokens)]
-        return [self._worker.pool.view(block, count) for block, count in zip(blocks, tokens, strict=True)]
-
-    def attach(self, target: Target | None) -> None:
-        self._target = target
-
-    def complete(self, first_token: int, finish_reason: str | None, received_ns: int) -> None:
-        if not self.arrived.done():  # done: cancelled in this very turn of the loop
-            self.sequence.computed = len(self.spec.prompt)
-            self.arrived.set_result((first_token, finish_reason))
-
-    def failed(self, error: str, reason: str) -> None:
-        if not self.cancelled:
-            self.end(RequestFailed(error, f"{self._worker.environment.host}: {reason}"))
 
     def detach(self) -> None:
         """From now on no byte from the wire reaches the blocks."""
         self.cancelled = True
-        if self._target is not None:
-            self._target.detach()
+        if self.incoming is not None:
+            self.incoming.stop()
         if not self.arrived.done():
             self.arrived.cancel()
+
+
+class Incoming:
+    """One transfer for a request: the wire's `IncomingKv`. A later one for the same request takes its place."""
+
+    def __init__(self, active: Decoding, transfer: str) -> None:
+        self.transfer = transfer
+        self.cancelled = False
+        self._active = active
+        self._pool = active.worker.pool
+        self._target: Target | None = None
+        self._waiting: asyncio.TimerHandle | None = None
+
+    def views(self, first_block: int, tokens: list[int]) -> list[memoryview]:
+        blocks = self._active.sequence.blocks[first_block : first_block + len(tokens)]
+        return [self._pool.view(block, count) for block, count in zip(blocks, tokens, strict=True)]
+
+    def attach(self, target: Target | None) -> None:
+        self._target = target
+
+    def verified(self, blocks: int) -> None:
+        if not self.cancelled:
+            self._active.held_blocks += blocks
+
+    def complete(self, first_token: int, finish_reason: str | None, received_ns: int) -> None:
+        active = self._active
+        if not self.cancelled and not active.arrived.done():  # done: cancelled in this very turn of the loop
+            active.sequence.computed = len(active.spec.prompt)
+            active.worker.runner.keep(active.sequence)
+            active.arrived.set_result((first_token, finish_reason))
+
+    def failed(self, error: str, reason: str) -> None:
+        if self.cancelled:
+            return
+        failure = RequestFailed(error, f"{self._active.worker.environment.host}: {reason}")
+        if error in BROKEN:
+            self._wait_for_more(failure)
+        else:
+            self._active.end(failure)
+
+    def stop(self) -> None:
+        """From now on this transfer changes nothing."""
+        self.cancelled = True
+        if self._target is not None:
+            self._target.detach()
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+    def _wait_for_more(self, failure: RequestFailed) -> None:
+        active, peers = self._active, self._active.worker.peers
+        path = peers.known[active.spec.prefill].path
+        with contextlib.suppress(WireError):  # prefill tries again by itself, as long as it lives
+            peers.post(active.spec.prefill, KvWanted(request=active.spec.id, first_block=active.held_blocks))
+        loop = asyncio.get_running_loop()
+        self._waiting = loop.call_later(path.connect_s + path.reply_s, active.end, failure)
 
 
 class DecodeWorker(Worker):
@@ -58,14 +109,40 @@ class DecodeWorker(Worker):
         # What other workers say of a request whose KV has not begun to arrive: their way here may be the faster one.
         self._early = Bounded()
 
-    def begin(self, begin: KvBegin) -> Decoding:
+    def begin(self, begin: KvBegin) -> Incoming:
         spec = begin.spec
         if spec.id in self.ended:
             raise RefuseTransfer("cancelled", f"request {spec.id} is over on {self.environment.host}")
-        if spec.id in self.active:
-            raise RefuseTransfer("duplicate_transfer", f"KV of request {spec.id} is arriving already")
+        active = self.active.get(spec.id)
+        if active is None:
+            active = self._begin_decoding(begin)
+        else:
+            assert isinstance(active, Decoding)
+            self._check_continues(active, begin)
+        active.incoming = Incoming(active, begin.transfer)
+        return active.incoming
+
+    def _check_continues(self, active: "Decoding", begin: KvBegin) -> None:
+        """Let another transfer go on where an earlier one of the same request broke off. Raises RefuseTransfer."""
+        assert active.incoming is not None
+        if active.arrived.done() or active.cancelled:
+            raise RefuseTransfer("duplicate_transfer", f"KV of request {active.spec.id} is here already")
+        if begin.transfer == active.incoming.transfer:
+            raise RefuseTransfer("duplicate_transfer", f"transfer {begin.transfer} is arriving already")
+        # The sender knows better whether the earlier one is dead: its end of a broken connection may be seen first.
+        active.incoming.stop()
+        if begin.first_block > active.held_blocks:
+            raise RefuseTransfer(
+                "kv_missing", f"{self.environment.host} has {active.held_blocks} blocks", active.held_blocks
+            )
+        active.held_blocks = begin.first_block
+
+    def _begin_decoding(self, begin: KvBegin) -> Decoding:
+        spec = begin.spec
         try:
-            active = self.new_active(spec, self.new_sequence(spec))
+            active = self.new_active(spec, self.new_sequence(spec, begin.first_block))
+        except MissingBlocks as missing:
+            raise RefuseTransfer("kv_missing", f"{self.environment.host}: {missing}", missing.held) from None
         except RequestFailed as error:
             raise RefuseTransfer(error.name, str(error)) from None
         self.begin_request(active)

@@ -1,12 +1,15 @@
 """Main decode (MD): takes the prompt's KV over the WAN, the answer's token ids from the relay, and goes on."""
 
 import asyncio
+import logging
 import time
 
-from workers.engine import Sequence
+from workers.engine import OutOfBlocks, Sequence
 from workers.roles.decode import DecodeWorker, Decoding
 from workers.roles.worker import Active, RequestFailed
 from workers.wire.messages import HandOver, Message, RequestSpec, TokenIds
+
+log = logging.getLogger(__name__)
 
 
 class MainDecoding(Decoding):
@@ -49,7 +52,8 @@ class MainDecodeWorker(DecodeWorker):
         relayed = await self._ids(active, relay)
         ids_ns = time.monotonic_ns()
         if relayed.finish_reason is not None:
-            return  # the relay finished the answer; the KV is here and complete all the same
+            await self._complete_cache(active, relayed)
+            return
         token = await self.runner.extend(active.sequence, relayed.ids)
         active.span("hand-over", ready_ns, ids_ns, peer=relay, tokens=len(relayed.ids))
         active.span("relay-stopped", relayed.stopped_ns, relayed.stopped_ns, peer=relay)
@@ -59,6 +63,19 @@ class MainDecodeWorker(DecodeWorker):
         self.emit(active, token.position, [token.token_id], token.finish_reason)
         if token.finish_reason is None:
             await self.decode(active)
+
+    async def _complete_cache(self, active: MainDecoding, relayed: TokenIds) -> None:
+        """The relay finished the answer: compute its KV all the same, for the next turn to find.
+
+        Else the cache here would fall behind those of prefill and relay, and misses would breed misses.
+        """
+        start_ns = time.monotonic_ns()
+        try:
+            await self.runner.extend(active.sequence, relayed.ids)
+        except OutOfBlocks as error:
+            log.warning("request %s ended on the relay; its answer's KV is not kept here: %s", active.spec.id, error)
+            return
+        active.span("extend-for-cache", start_ns, time.monotonic_ns(), tokens=len(relayed.ids))
 
     async def _ids(self, active: MainDecoding, relay: str) -> TokenIds:
         # an answer that is nearly over may finish on the relay first, so the relay always has something to send

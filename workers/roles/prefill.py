@@ -1,61 +1,97 @@
-"""Prefill (P): computes the prompt's KV, samples the first token, sends both to the decode workers of the route."""
+"""Prefill (P): computes what its cache lacks of the prompt's KV, samples the first token, and sends both to the decode
+workers of the route: to each only the blocks that, by the mirror of its cache, it does not hold.
+"""
 
 import asyncio
 import time
 
+from workers.cache import CacheMirror
+from workers.engine import Generated, Sequence
+from workers.environment import WorkerEnvironment
+from workers.models import LoadedModel
 from workers.roles.worker import Active, RequestFailed, Worker
+from workers.wire.deadlines import DeadlineExceeded
 from workers.wire.frames import WireError
-from workers.wire.kv_send import OutgoingKv, TransferAborted
-from workers.wire.messages import Failed, Message, Prefill
+from workers.wire.kv_send import Delivered, OutgoingKv, TransferAborted, TransferRefused
+from workers.wire.messages import CacheNotice, Failed, KvWanted, Message, Prefill, RequestSpec
+from workers.wire.peers import KV_FLOWS
+from workers.wire.stream import ConnectionLost
+
+ATTEMPTS = 4  # at one delivery; each may find the mirror wrong once more, or lose its connection
+WANTED_S = 1.0  # and a round trip: how long to wait for a receiver's word on what it still wants
 
 
 class Prefilling(Active):
-    """A request on P: `outgoing` are the transfers that read its blocks."""
+    """A request on P."""
 
-    outgoing: tuple[OutgoingKv, ...] = ()
+    def __init__(self, spec: RequestSpec, sequence: Sequence) -> None:
+        super().__init__(spec, sequence)
+        self.outgoing: dict[str, OutgoingKv] = {}
+        """By peer, the transfers that read its blocks."""
+        self.wanted: dict[str, asyncio.Future[int]] = {}
+        """By peer, the first block that it wants of a transfer that broke off."""
+        self.over = False
 
 
 class PrefillWorker(Worker):
     """Serves the `prefill` role; with a route of neither relay nor main it decodes as well (the control)."""
 
+    def __init__(self, environment: WorkerEnvironment, loaded: LoadedModel) -> None:
+        super().__init__(environment, loaded)
+        self.mirrors = {
+            peer.name: CacheMirror() for peer in self.peers.known.values() if ("prefill", peer.role) in KV_FLOWS
+        }
+
     def handle(self, peer: str, message: Message) -> None:
-        if not isinstance(message, Prefill):
-            return super().handle(peer, message)
-        spec = message.spec
+        if isinstance(message, CacheNotice) and peer in self.mirrors:
+            self.mirrors[peer].apply(message.inserted, message.evicted, reset=message.reset)
+        elif isinstance(message, KvWanted):
+            active = self.active.get(message.request)
+            wanted = active.wanted.get(peer) if isinstance(active, Prefilling) else None
+            if wanted is not None and not wanted.done():
+                wanted.set_result(message.first_block)
+        elif isinstance(message, Prefill):
+            self._begin(peer, message.spec)
+        else:
+            super().handle(peer, message)
+
+    def _begin(self, peer: str, spec: RequestSpec) -> None:
         if spec.id in self.ended or spec.id in self.active:
-            return None
+            return
         try:
             active = Prefilling(spec, self.new_sequence(spec))
         except RequestFailed as error:
             self.peers.post_if_up(peer, Failed(request=spec.id, error=error.name, message=str(error)))
-            return None
-        return self.begin_request(active)
+            return
+        self.begin_request(active)
+
+    def on_lost(self, peer: str, reason: str) -> None:
+        super().on_lost(peer, reason)
+        if peer in self.mirrors:
+            self.mirrors[peer].apply([], [], reset=True)
 
     async def serve(self, active: Active) -> None:
         assert isinstance(active, Prefilling)
         spec, sequence = active.spec, active.sequence
         start_ns = time.monotonic_ns()
         first = await self.runner.prefill(sequence)
-        active.span("prefill", start_ns, time.monotonic_ns(), tokens=len(spec.prompt))
+        self.runner.keep(sequence)
+        active.span("prefill", start_ns, time.monotonic_ns(), tokens=len(spec.prompt), cached=sequence.cached)
         self.report(active)
         targets = [name for name in (spec.relay, spec.main) if name is not None]
-        active.outgoing = tuple(
-            OutgoingKv(spec, self.pool, sequence.blocks, first.token_id, first.finish_reason) for _ in targets
-        )
         # Tasks of their own: cancelling the request must not cut a frame in half, only detach it from the blocks.
-        deliveries = [
-            self.spawn(self._deliver(active, kv, name)) for kv, name in zip(active.outgoing, targets, strict=True)
-        ]
+        deliveries = [self.spawn(self._deliver(active, name, first)) for name in targets]
         if deliveries:
             await asyncio.wait(deliveries)
         else:
             sequence.tokens.pop()  # prefill appended what decode_from_first appends and emits
             await self.decode_from_first(active, "decode", first.token_id, first.finish_reason)
 
-    async def _deliver(self, active: Prefilling, kv: OutgoingKv, name: str) -> None:
+    async def _deliver(self, active: Prefilling, name: str, first: Generated) -> None:
+        """Give one decode worker what it lacks; tell the gateway when that fails."""
         spec = active.spec
         try:
-            delivered = await kv.deliver(self.peers.pools[name])
+            delivered, first_block = await self._attempts(active, name, first)
         except TransferAborted:
             return
         except WireError as error:
@@ -70,9 +106,52 @@ class PrefillWorker(Worker):
             peer=name,
             bytes=delivered.kv_bytes,
             tokens=len(spec.prompt),
+            cached=first_block * self.pool.block_size,
             queue_ns=delivered.queue_ns,
         )
         self.report(active)
+
+    async def _attempts(self, active: Prefilling, name: str, first: Generated) -> tuple[Delivered, int]:
+        """Deliver, again if the mirror was wrong or the connection broke. Returns the first block sent as well.
+
+        The last attempt relies on nothing. Raises what the last one raised.
+        """
+        spec, mirror = active.spec, self.mirrors[name]
+        hashes = self.runner.hashes(active.sequence)[: len(spec.prompt) // self.pool.block_size]
+        first_block = mirror.held(hashes)
+        broken = False
+        for left in reversed(range(ATTEMPTS)):
+            begun_ns = time.monotonic_ns()
+            kv = OutgoingKv(spec, self.pool, active.sequence.blocks, first.token_id, first.finish_reason, first_block)
+            active.outgoing[name] = kv
+            active.wanted[name] = wanted = asyncio.get_running_loop().create_future()
+            try:
+                return await kv.deliver(self.peers.pools[name]), first_block
+            except TransferRefused as refused:
+                if broken and refused.name in ("duplicate_transfer", "cancelled"):
+                    # only the answer to the first attempt was lost: the KV is there, or was and has been used
+                    raise TransferAborted(str(refused)) from None
+                if refused.held_blocks is None or left == 0:
+                    raise
+                mirror.correct(hashes, refused.held_blocks)
+                first_block = min(refused.held_blocks, len(hashes)) if left > 1 else 0
+            except (ConnectionLost, DeadlineExceeded):
+                if left == 0:
+                    raise
+                broken = True
+                first_block = await self._still_wanted(wanted, name, first_block)
+            if active.over:
+                raise TransferAborted("the request is over")
+            active.span("kv-repair", begun_ns, time.monotonic_ns(), peer=name, bytes=kv.kv_bytes)
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _still_wanted(self, wanted: "asyncio.Future[int]", name: str, first_block: int) -> int:
+        """What the receiver says it wants after a broken transfer; everything it wanted before if it says nothing."""
+        try:
+            async with asyncio.timeout(WANTED_S + self.peers.known[name].path.rtt_s):
+                return max(first_block, await wanted)
+        except TimeoutError:
+            return first_block
 
     def _transfer_name(self, peer: str) -> str:
         here = self.environment.datacenter
@@ -80,6 +159,10 @@ class PrefillWorker(Worker):
 
     def release(self, active: Active) -> None:
         assert isinstance(active, Prefilling)
-        for kv in active.outgoing:
+        active.over = True
+        for kv in active.outgoing.values():
             kv.abort("the request is over")
+        for wanted in active.wanted.values():
+            if not wanted.done():
+                wanted.set_result(0)
         super().release(active)

@@ -13,9 +13,11 @@ from collections.abc import Coroutine
 from functools import partial
 from typing import Any
 
+from workers.cache import BlockCache
 from workers.engine import BlockPool, EngineRunner, OutOfBlocks, Sampling, Sequence
 from workers.environment import WorkerEnvironment
 from workers.models import LoadedModel
+from workers.roles.notices import Notices
 from workers.wire.connection import Local
 from workers.wire.counters import Counters
 from workers.wire.frames import PROTOCOL_VERSION, WireError
@@ -133,10 +135,12 @@ class Worker:
             loaded.spec.dtype,
             loaded.spec.device,
         )
-        self.runner = EngineRunner(loaded, self.pool)
         self.peers = Peers(
             local_facts(environment, loaded), environment.peers, self, receiver, environment.serving.kv_connections
         )
+        self.notices = Notices(self.peers, environment.role)
+        self.cache = BlockCache(self.pool, loaded.fingerprint, self.notices.changed)
+        self.runner = EngineRunner(loaded, self.pool, cache=self.cache)
         self.active: dict[str, Active] = {}
         self.ended = Bounded()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -160,10 +164,14 @@ class Worker:
 
     # -- requests ----------------------------------------------------------------------------------------------
 
-    def new_sequence(self, spec: RequestSpec) -> Sequence:
-        """Reserve blocks for the prompt. Raises RequestFailed."""
+    def new_sequence(self, spec: RequestSpec, cached_blocks: int | None = None) -> Sequence:
+        """Reserve blocks for the prompt behind those adopted (`EngineRunner.new_sequence`).
+
+        Raises RequestFailed, MissingBlocks.
+        """
         try:
-            return self.runner.new_sequence(spec.id, spec.prompt, len(spec.prompt), engine_sampling(spec.sampling))
+            sampling = engine_sampling(spec.sampling)
+            return self.runner.new_sequence(spec.id, spec.prompt, len(spec.prompt), sampling, cached_blocks)
         except OutOfBlocks as error:
             raise RequestFailed("out_of_kv_blocks", f"{self.environment.host}: {error}") from None
         except ValueError as error:
@@ -272,6 +280,7 @@ class Worker:
                 active.end()
 
     def on_change(self) -> None:
+        self.notices.introduce(self.cache.names)
         for peer in self.peers.known.values():
             status = self.status_for(peer.name)
             if status is not None:
@@ -284,6 +293,7 @@ class Worker:
         return Status(
             free_blocks=self.pool.free_count,
             blocks=self.pool.num_blocks,
+            cached_blocks=self.cache.policy.evictable,
             requests=len(self.active),
             connected=self.peers.connected(),
             counters=self.peers.local.counters.rows(),

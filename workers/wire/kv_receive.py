@@ -15,9 +15,10 @@ from workers.wire.stream import Target
 class RefuseTransfer(Exception):
     """Raised by `Receiver.begin`: the KV cannot be taken. `error` is the name that clients and records see."""
 
-    def __init__(self, error: str, reason: str) -> None:
+    def __init__(self, error: str, reason: str, held_blocks: int | None = None) -> None:
         super().__init__(reason)
         self.error = error
+        self.held_blocks = held_blocks
 
 
 class CorruptKv(WireError):
@@ -35,6 +36,10 @@ class IncomingKv(Protocol):
 
     def attach(self, target: Target | None) -> None:
         """The target that bytes are flowing to: to be detached when the request is cancelled. None: no more."""
+        ...
+
+    def verified(self, blocks: int) -> None:
+        """So many more blocks, in order, are there and right."""
         ...
 
     def complete(self, first_token: int, finish_reason: str | None, received_ns: int) -> None:
@@ -58,7 +63,7 @@ class Receiver(Protocol):
     bytes_per_token: int
 
     def begin(self, begin: KvBegin) -> IncomingKv:
-        """Reserve blocks. Raises RefuseTransfer."""
+        """Reserve blocks, and hold on to those before `first_block`. Raises RefuseTransfer."""
         ...
 
 
@@ -67,8 +72,8 @@ class _Current:
 
     def __init__(self, begin: KvBegin, sink: IncomingKv | None, block_size: int) -> None:
         self.transfer = begin.transfer
-        self.lengths = block_lengths(begin.tokens, block_size)
-        self.next_block = 0
+        self.lengths = block_lengths(begin.tokens, block_size)  # of the whole prompt
+        self.next_block = begin.first_block
         self.sink = sink
 
 
@@ -103,15 +108,18 @@ async def receive_transfers(connection: Connection, receiver: Receiver) -> None:
 
 
 async def _begin(connection: Connection, receiver: Receiver, begin: KvBegin) -> _Current:
-    if begin.first_block != 0 or begin.tokens != len(begin.spec.prompt):
+    if begin.first_block * receiver.block_size > begin.tokens or begin.tokens != len(begin.spec.prompt):
         raise FrameError(
             f"transfer of {begin.tokens} tokens from block {begin.first_block} for a prompt of "
-            f"{len(begin.spec.prompt)}: only whole prompts can be taken"
+            f"{len(begin.spec.prompt)}: it must end where the prompt ends"
         )
     try:
         sink = receiver.begin(begin)
     except RefuseTransfer as refusal:
-        await connection.send(KvRefused(transfer=begin.transfer, error=refusal.error, reason=str(refusal)))
+        refused = KvRefused(
+            transfer=begin.transfer, error=refusal.error, reason=str(refusal), held_blocks=refusal.held_blocks
+        )
+        await connection.send(refused)
         return _Current(begin, None, receiver.block_size)
     return _Current(begin, sink, receiver.block_size)
 
@@ -147,6 +155,7 @@ async def _blocks(
             current.sink = None
             await connection.send(KvRefused(transfer=current.transfer, error=error.name, reason=str(error)))
             return
+    current.sink.verified(count)
 
 
 async def _end(connection: Connection, current: _Current, end: KvEnd) -> None:

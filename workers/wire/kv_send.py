@@ -31,9 +31,10 @@ class Storage(Protocol):
 class TransferRefused(WireError):
     """The receiver will not take the KV; `error` is its name for why."""
 
-    def __init__(self, error: str, reason: str) -> None:
-        super().__init__(reason)
-        self.name = error
+    def __init__(self, refusal: KvRefused) -> None:
+        super().__init__(refusal.reason)
+        self.name = refusal.error
+        self.held_blocks = refusal.held_blocks
 
 
 class TransferAborted(WireError):
@@ -64,10 +65,19 @@ def new_transfer_id(request: str) -> str:
 
 
 class OutgoingKv:
-    """One attempt to give a peer the KV of `spec.prompt`."""
+    """One attempt to give a peer the KV of `spec.prompt`, but for the `first_block` blocks that it has."""
 
-    def __init__(self, spec: RequestSpec, storage: Storage, blocks: list[int], first_token: int, finish: str | None):
+    def __init__(
+        self,
+        spec: RequestSpec,
+        storage: Storage,
+        blocks: list[int],
+        first_token: int,
+        finish: str | None,
+        first_block: int = 0,
+    ) -> None:
         self._spec = spec
+        self._first_block = first_block
         self._storage = storage
         self._blocks = blocks
         self._first_token = first_token
@@ -77,7 +87,7 @@ class OutgoingKv:
         self._answer: asyncio.Future[KvReceived | KvRefused] | None = None
         self._queueing: asyncio.Future[KvChannel] | None = None
         self.transfer = new_transfer_id(spec.id)
-        self.kv_bytes = len(spec.prompt) * storage.bytes_per_token
+        self.kv_bytes = (len(spec.prompt) - first_block * storage.block_size) * storage.bytes_per_token
 
     def abort(self, reason: str) -> None:
         """Give up. When this returns the blocks are no longer read; the frame under way is finished from a copy."""
@@ -123,7 +133,12 @@ class OutgoingKv:
         start_ns = time.monotonic_ns()
         try:
             self._check()
-            begin = KvBegin(transfer=self.transfer, spec=self._spec, first_block=0, tokens=len(self._spec.prompt))
+            begin = KvBegin(
+                transfer=self.transfer,
+                spec=self._spec,
+                first_block=self._first_block,
+                tokens=len(self._spec.prompt),
+            )
             await connection.send(begin)
             for message, views in self._frames():
                 if self._aborted is not None or answer.done():
@@ -145,7 +160,7 @@ class OutgoingKv:
             self._batch = None
             channel.forget(self.transfer)
         if isinstance(received, KvRefused):
-            raise TransferRefused(received.error, received.reason)
+            raise TransferRefused(received)
         return Delivered(queue_ns, start_ns, received.received_ns, self.kv_bytes)
 
     def _check(self) -> None:
@@ -154,7 +169,7 @@ class OutgoingKv:
 
     def _frames(self) -> Iterator[tuple[KvBlocks, list[memoryview]]]:
         lengths = block_lengths(len(self._spec.prompt), self._storage.block_size)
-        first = 0
+        first = self._first_block
         while first < len(lengths):
             views: list[memoryview] = []
             size = 0

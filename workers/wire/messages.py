@@ -84,9 +84,26 @@ class Status(Message, tag="status", frozen=True):
 
     free_blocks: Count
     blocks: Count
+    cached_blocks: Count  # not free, but given up when they are needed
     requests: Count
     connected: list[Name]  # peers to which this worker's warm connections are up
     counters: list[tuple[Name, Name, Name, Count, Count]]  # peer, direction, class, bytes, frames
+
+
+# -- any worker to gateways, decode workers to prefill as well ---------------------------------------------------
+
+BlockName = Annotated[bytes, Meta(min_length=16, max_length=16)]
+
+
+class CacheNotice(Message, tag="cache", frozen=True):
+    """What changed in the sender's cache: full blocks by the names of workers/cache/hashing.py. `evicted` comes first.
+
+    With `reset` nothing that was said before holds: the first notice of a connection.
+    """
+
+    inserted: list[BlockName] = []
+    evicted: list[BlockName] = []
+    reset: bool = False
 
 
 # -- gateway to worker -----------------------------------------------------------------------------------------
@@ -138,7 +155,10 @@ class Cancel(Message, tag="cancel", frozen=True):
 
 
 class KvBegin(Message, tag="kv-begin", frozen=True):
-    """A transfer starts: KV of positions [first_block * block_size, tokens). `transfer` is unique per attempt."""
+    """A transfer starts: KV of positions [first_block * block_size, tokens). `transfer` is unique per attempt.
+
+    The sender relies on the receiver's cache for the blocks before `first_block`.
+    """
 
     transfer: Name
     spec: RequestSpec
@@ -181,11 +201,25 @@ class KvReceived(Message, tag="kv-received", frozen=True):
 
 
 class KvRefused(Message, tag="kv-refused", frozen=True):
-    """The transfer cannot be taken (no blocks, cancelled, bad checksum); the sender stops."""
+    """The transfer cannot be taken (no blocks, cancelled, bad checksum); the sender stops.
+
+    `held_blocks`, with the error `kv_missing`: all that the receiver has; send the rest under a new transfer id.
+    """
 
     transfer: Name
     error: Name
     reason: Text
+    held_blocks: Count | None = None
+
+
+# -- decode to prefill, on the control connection --------------------------------------------------------------
+
+
+class KvWanted(Message, tag="kv-wanted", frozen=True):
+    """A request's transfer broke off; the blocks from `first_block` on are still wanted, under a new transfer id."""
+
+    request: Name
+    first_block: Count
 
 
 # -- main decode to relay decode, and back ---------------------------------------------------------------------
@@ -227,6 +261,7 @@ class Span(Struct, frozen=True, kw_only=True, omit_defaults=True):
     peer: str = ""
     bytes: int = 0
     tokens: int = 0
+    cached: int = 0  # of `tokens`, those a cache had
     queue_ns: int = 0
 
 
@@ -251,6 +286,7 @@ Control = (
     Ping
     | Pong
     | Status
+    | CacheNotice
     | Prefill
     | Cancel
     | KvBegin
@@ -258,6 +294,7 @@ Control = (
     | KvAbort
     | KvReceived
     | KvRefused
+    | KvWanted
     | HandOver
     | Report
     | Failed

@@ -109,10 +109,9 @@ def test_a_seeded_answer_does_not_depend_on_where_it_is_handed_over(tiny: Loaded
 
     async def test() -> None:
         switches = set()
-        async with SlowWan(tiny, tmp_path, None) as lab:
-            for rate in (None, 3e6, 1.2e6):
-                lab.wan.rate_bytes_per_s = rate
-                answer = await lab.complete(prompt, 60, temperature=1.0, top_p=0.9, seed=11)
+        async with SlowWan(tiny, tmp_path, None, serving={"relay_threshold": 1}) as lab:
+            for relayed in (1, 10, 30):
+                answer = await lab.complete_after_relay(prompt, 60, relayed, temperature=1.0, top_p=0.9, seed=11)
                 assert answer["pdd"]["token_ids"] == expected
                 switches.add(answer["pdd"]["instances"].count("rld0"))
             other = await lab.complete(prompt, 60, temperature=1.0, top_p=0.9, seed=12)

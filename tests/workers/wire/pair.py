@@ -82,6 +82,9 @@ class Sink:
     def attach(self, target: Target | None) -> None:
         self._target = target
 
+    def verified(self, blocks: int) -> None:
+        pass
+
     def complete(self, first_token: int, finish_reason: str | None, received_ns: int) -> None:
         self.result.set_result(("complete", first_token))
 

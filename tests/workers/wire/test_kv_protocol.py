@@ -43,8 +43,10 @@ def body(tokens: int) -> list[memoryview]:
 @pytest.mark.parametrize(
     ("messages", "complaint"),
     [
-        ([(begin(39), 0)], "only whole prompts"),
-        ([(begin(first_block=1), 0)], "only whole prompts"),
+        ([(begin(39), 0)], "must end where the prompt ends"),
+        ([(begin(first_block=3), 0)], "must end where the prompt ends"),
+        ([(begin(first_block=1), 0), (blocks(0, [16]), 16)], "1 is next"),
+        ([(begin(first_block=1), 0), (KvEnd(transfer="t", first_token=1), 0)], "ends at block 1 of 3"),
         ([(begin(), 0), (begin(), 0)], "begins while t is under way"),
         ([(blocks(0, [16]), 16)], "not under way"),
         ([(KvEnd(transfer="t", first_token=1), 0)], "not under way"),
