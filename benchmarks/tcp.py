@@ -4,6 +4,7 @@ import socket
 import struct
 import threading
 import time
+from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -120,9 +121,9 @@ def warm_transfer(rig: Rig, size: int, congestion: str, warm_bps: float, warm_li
 
 
 def _is_warm(one: Flow, warm_bps: float) -> bool:
+    """Did the last half second as a whole, not a burst in it, bring `warm_bps`?"""
     if not one.arrivals or one.arrivals[-1][0] - one.arrivals[0][0] < 0.5:
         return False
-    now = one.arrivals[-1][0]
-    recent = one.arrivals[-5000:]
-    first = next((arrival for arrival in recent if now - arrival[0] <= 0.6), recent[-1])
-    return one.bits_per_second(first[0], now) >= warm_bps
+    now, total = one.arrivals[-1]
+    _, before = one.arrivals[bisect_left(one.arrivals, (now - 0.5, 0)) - 1]
+    return (total - before) * 8 / 0.5 >= warm_bps

@@ -24,9 +24,8 @@ class Bottleneck:
 
     def __init__(self, deliver: Deliver) -> None:
         self._deliver = deliver
-        self._queue: deque[tuple[Packet, int, int]] = (
-            deque()
-        )  # packet, last segment + 1 (the rest was dropped), arrival
+        # Packet, last segment + 1 (those behind it found no room), arrival.
+        self._queue: deque[tuple[Packet, int, int]] = deque()
         self._rate_bps: int | None = None
         self._limit_bytes = 0
         self._packet: Packet | None = None  # in service: segments _first.._end-1 are being serialized
