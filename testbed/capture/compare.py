@@ -58,13 +58,13 @@ class Row:
 
     @property
     def _is_vacuous(self) -> bool:
-        """Nothing was counted, and what crossed belongs to frames that were counted before or after."""
-        return self.at_edges > 0 and not (self.captured or self.counted or self.received)
+        """Something crossed, and none of it while it was counted."""
+        return self.in_file + self.at_edges > 0 and not (self.captured or self.counted or self.received)
 
     @property
     def undecided(self) -> bool:
         """Not `ok`, and all of it may be frames that crossed while the counters were read."""
-        if self.loose_head and not self.ok:
+        if not self.ok and (self.loose_head or self._is_vacuous):
             return True
         pairs = ((self.captured, self.counted), (self.captured_for_receivers, self.received))
         return not self.ok and all(

@@ -24,7 +24,7 @@ _PATIENCE_S = 3.0
 _POLL_S = 0.002
 _TOGETHER_NS = 100_000_000  # notes of two workers nearer than this belong to one reading
 SLACK_NS = 50_000_000  # what may lie between a count and its packets on a busy machine
-_AT_END_NS = 10_000_000_000  # how far from the first or last reading a better one is looked for
+_NEGLIGIBLE = 0.01  # of what was counted: may be left out for the sake of a level reading
 Key = tuple[str, str, str]  # peer, "sent" or "received", class
 Window = tuple[int, int]  # Unix nanoseconds, first and last
 
@@ -141,34 +141,63 @@ def count_pair(
 ) -> PairCount | None:
     """From the notes of a sender and of a receiver that lie within a capture; None with less than two of either.
 
-    Chooses the first and the last of each, or a level reading near them. What a receiver counts at first left before
-    the capture began, and what a sender counts last passes after it has ended (`before_ns` and `after_ns`: the way
-    to the point of capture and on): such notes serve only where nothing was on its way. Raises BadCounters when a
-    worker started anew.
+    Chooses the first and the last of each, or a level reading next to them: next to means that hardly anything was
+    counted in between, since a counter that is wrong is level with its peer only before anything was counted. What a
+    receiver counts at first left before the capture began, and what a sender counts last passes after it has ended
+    (`before_ns` and `after_ns`: the way to the point of capture and on): such notes serve only where nothing was on
+    its way. Raises BadCounters when a worker started anew.
     """
     sent, received = _inside(senders, within), _inside(receivers, within)
-    level = [pair for pair in _readings(sent, received) if is_level(*pair)]
-    begin = sent[:1], [note for note in received if note.time_ns >= within[0] + after_ns + SLACK_NS][:1]
-    end = [note for note in sent if note.time_ns <= within[1] - before_ns][-1:], received[-1:]
-    begins_level = bool(level) and level[0][0].time_ns - sent[0].time_ns < _AT_END_NS and level[0][0] is not sent[-1]
-    if begins_level:
-        begin = [level[0][0]], [level[0][1]]
-    ends_level = bool(level) and sent[-1].time_ns - level[-1][0].time_ns < _AT_END_NS and [level[-1][0]] != begin[0]
-    if ends_level:
-        end = [level[-1][0]], [level[-1][1]]
-    if not all((*begin, *end)) or any(b[0].time_ns >= e[0].time_ns for b, e in zip(begin, end, strict=True)):
+    if len(sent) < 2 or len(received) < 2:
         return None
-    (first_sent,), (first_received,) = begin
-    (last_sent,), (last_received,) = end
-    sender, receiver = first_sent.host, first_received.host
+    traffic = _Traffic(sent[0].host, received[0].host)
+    negligible = traffic.between((sent[0], received[0]), (sent[-1], received[-1])) * _NEGLIGIBLE
+    level = [pair for pair in _readings(sent, received) if is_level(*pair)]
+    begin = next((pair for pair in level if traffic.between((sent[0], received[0]), pair) <= negligible), None)
+    end = next((pair for pair in level[::-1] if traffic.between(pair, (sent[-1], received[-1])) <= negligible), None)
+    if begin is not None and begin == end:  # nothing was counted at all, or there is but one level reading
+        end = None
+    first = begin or (sent[0], _first_from(received, within[0] + after_ns + SLACK_NS))
+    last = end or (_last_until(sent, within[1] - before_ns), received[-1])
+    if first[1] is None or last[0] is None:
+        return None
+    begins, ends = (first[0], first[1]), (last[0], last[1])
+    if any(early.time_ns >= late.time_ns for early, late in zip(begins, ends, strict=True)):
+        return None
     return PairCount(
-        (first_sent.time_ns, last_sent.time_ns),
-        (first_received.time_ns, last_received.time_ns),
-        _difference(first_sent.with_peer(receiver, "sent"), last_sent.with_peer(receiver, "sent")),
-        _difference(first_received.with_peer(sender, "received"), last_received.with_peer(sender, "received")),
-        begins_level,
-        ends_level,
+        (begins[0].time_ns, ends[0].time_ns),
+        (begins[1].time_ns, ends[1].time_ns),
+        traffic.sent(begins[0], ends[0]),
+        traffic.received(begins[1], ends[1]),
+        begin is not None,
+        end is not None,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Traffic:
+    """What one worker counted of another between two notes."""
+
+    sender: str
+    receiver: str
+
+    def sent(self, early: Note, late: Note) -> dict[str, int]:
+        return _difference(early.with_peer(self.receiver, "sent"), late.with_peer(self.receiver, "sent"))
+
+    def received(self, early: Note, late: Note) -> dict[str, int]:
+        return _difference(early.with_peer(self.sender, "received"), late.with_peer(self.sender, "received"))
+
+    def between(self, early: tuple[Note, Note], late: tuple[Note, Note]) -> int:
+        """Bytes between two readings, by whichever of the two counted more."""
+        return max(sum(self.sent(early[0], late[0]).values()), sum(self.received(early[1], late[1]).values()))
+
+
+def _first_from(notes: Sequence[Note], time_ns: int) -> Note | None:
+    return next((note for note in notes if note.time_ns >= time_ns), None)
+
+
+def _last_until(notes: Sequence[Note], time_ns: int) -> Note | None:
+    return next((note for note in reversed(notes) if note.time_ns <= time_ns), None)
 
 
 def _inside(notes: Sequence[Note], within: Window) -> list[Note]:
@@ -182,7 +211,7 @@ def _inside(notes: Sequence[Note], within: Window) -> list[Note]:
 def _readings(sent: Sequence[Note], received: Sequence[Note]) -> Iterator[tuple[Note, Note]]:
     """Notes of the two that were taken together."""
     times = [note.time_ns for note in received]
-    for note in sent:
+    for note in sent if times else ():
         at = bisect_left(times, note.time_ns)
         nearest = min(received[max(0, at - 1) : at + 1], key=lambda other: abs(other.time_ns - note.time_ns))
         if abs(nearest.time_ns - note.time_ns) < _TOGETHER_NS:

@@ -45,7 +45,9 @@ class Flow:
             half.open(segment.sequence)
         if segment.size:
             if half.is_idle():
-                self._busy_since_ns[side] = segment.time_ns
+                # the first bytes seen may be a retransmission of some that were sent before the capture
+                known = half.at_start or half.unique_bytes > 0
+                self._busy_since_ns[side] = segment.time_ns if known else 0
             self._give(side, half.add(segment.time_ns, segment.sequence, segment.size, segment.data))
         if segment.acknowledged is not None:
             self._give(1 - side, self._halves[1 - side].acknowledge(segment.time_ns, segment.acknowledged))

@@ -50,6 +50,7 @@ class Recorder:
         self._limit = limit
         self._pending: list[tuple[int, bytes]] = []  # (time, packet block)
         self._written = self._offset = 0
+        self._counting = True
         self._begun_ns = 0
         self._ended_ns: int | None = None
 
@@ -91,10 +92,10 @@ class Recorder:
             if not readable:
                 readable, _, _ = select.select(waiting_for, [], [], _POLL_S)
             now_ns = time.time_ns()
-            took = self._drain()
             if self._stop in readable:
                 self._ended_ns = self._ended_ns or now_ns
                 return None
+            took = self._drain()
             if full:
                 self._pending.clear()
                 continue
@@ -140,10 +141,11 @@ class Recorder:
     def _end(self) -> None:
         """The last packets, up to the moment of the stop, and each interface's account."""
         self._ended_ns = self._ended_ns or time.time_ns()
+        self._count()  # now: what arrives from here on is not part of the capture
+        self._counting = False
         time.sleep(3 * RETIRE_MS / 1000)
         self._drain()
         self._flush(self._ended_ns)
-        self._count()
         accounts = [
             pcapng.Statistics(number, self._begun_ns, self._ended_ns, source.ring.received, source.ring.dropped)
             for number, source in enumerate(self._sources)
@@ -152,7 +154,7 @@ class Recorder:
         self._report("ended", **self._account())
 
     def _count(self) -> None:
-        for source in self._sources:
+        for source in self._sources if self._counting else ():
             source.ring.count()
 
     def _account(self) -> dict[str, int]:

@@ -25,6 +25,7 @@ class Settling:
     def __init__(self, record: Record, patience_s: float, *, before_s: float = 0.0, after_s: float = 0.0) -> None:
         """`before_s`: the last reading is not taken earlier; `after_s`: nothing more is done for so long after it."""
         self._record = record
+        self._not_before = time.monotonic() + before_s
         self._after_s = after_s
         self._last_reading = time.monotonic() + max(patience_s, before_s)
         self._done_at: float | None = None
@@ -45,6 +46,6 @@ class Settling:
             return now
         noted = set(reply["counted"])
         self.noted = noted if self.noted is None else self.noted & noted
-        if reply["level"]:
+        if reply["level"] and now >= self._not_before:
             return now
         return None if now < self._last_reading else time.monotonic() + self._after_s

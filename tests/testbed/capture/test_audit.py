@@ -1,5 +1,6 @@
 """`pddbed audit` against real workers: the capture and the counters agree to the byte, and a wrong counter is found."""
 
+import itertools
 import json
 import shutil
 import threading
@@ -21,6 +22,7 @@ pytestmark = pytest.mark.root
 LAB = "audit-test"
 THERE, BACK = "main > remote", "remote > main"
 PROMPT, ANSWER = 300, 60
+NUMBERS = itertools.count()  # of requests: no two prompts share a prefix, so that no cache saves KV
 QUIET_S = 0.3  # so that even counters which never agree with each other are read while nothing crosses
 
 
@@ -74,7 +76,7 @@ def _captured(lab: Lab, directory: Path, *arguments: str, point: str = "wan0", r
     capture = RunningCapture(lab.name, point, "-w", str(file), *arguments)
     try:
         time.sleep(QUIET_S)
-        done = [_ask(lab, number) for number in range(requests)]
+        done = [_ask(lab, next(NUMBERS)) for _ in range(requests)]
         time.sleep(QUIET_S)
         capture.interrupt()
         result = capture.result()
@@ -160,7 +162,8 @@ def test_a_wrong_counter_is_found(
     assert wrong <= {(traffic, direction), ("all frames", direction)}
     told = run_pddbed("audit", str(captured.file), "--records", str(records))
     assert told.returncode == 1
-    assert "they do not agree" in told.stdout
+    if traffic == "kv":  # of the others, 5 % is less than a single frame that may have crossed during a reading
+        assert "they do not agree" in told.stdout
 
 
 def test_a_difference_below_one_percent_is_told_and_passes(captured: Captured, tmp_path: Path) -> None:
@@ -196,7 +199,7 @@ def test_counters_that_say_nothing_about_the_capture_fail_it(captured: Captured,
 def test_lost_packets_cross_again_and_are_counted_apart(lab: Lab, tmp_path: Path) -> None:
     assert run_pddbed("wan", "set", "wan0", "-l", LAB, "--loss", "2%").returncode == 0
     try:
-        captured = _captured(lab, tmp_path, "--settle", "20s")
+        captured = _captured(lab, tmp_path, "--settle", "20s", requests=1)
     finally:
         assert run_pddbed("wan", "reset", "-l", LAB).returncode == 0
     status, result = audited(captured.file)
@@ -207,18 +210,26 @@ def test_lost_packets_cross_again_and_are_counted_apart(lab: Lab, tmp_path: Path
     assert row["captured"] == row["counted"], "what crossed twice counts once"
 
 
+def _forwarded_bytes() -> int:
+    shown = run_pddbed("wan", "show", "-l", LAB, "--json")
+    return int(json.loads(shown.stdout)[0]["counters"]["forward"]["bytes"])
+
+
 def test_a_capture_amid_a_transfer_says_that_it_cannot_tell(lab: Lab, tmp_path: Path) -> None:
     file = tmp_path / "x.pcapng"
-    assert run_pddbed("wan", "set", "wan0", "-l", LAB, "--rate", "10mbit").returncode == 0
+    assert run_pddbed("wan", "set", "wan0", "-l", LAB, "--rate", "5mbit").returncode == 0
+    before = _forwarded_bytes()
+    asking = threading.Thread(target=_ask, args=(lab, next(NUMBERS), 1800))  # 3.7 MB of KV: six seconds
     try:
-        asking = threading.Thread(target=_ask, args=(lab, 9, 1800))  # 3.7 MB of KV: three seconds
         asking.start()
-        time.sleep(0.7)
+        deadline = time.monotonic() + 30
+        while _forwarded_bytes() < before + 200_000:
+            assert time.monotonic() < deadline, "no KV on its way"
         captured = run_pddbed("capture", "-l", LAB, "wan0", "-w", str(file), "--duration", "500ms", "--settle", "0s")
         assert captured.returncode == 0, captured.stderr
-        asking.join()
     finally:
         assert run_pddbed("wan", "reset", "-l", LAB).returncode == 0
+        asking.join()
     status, result = audited(file)
     assert status == 1, "what cannot be confirmed is not confirmed"
     row = _rows(result)["kv", THERE]

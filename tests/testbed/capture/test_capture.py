@@ -137,7 +137,8 @@ def test_packets_that_were_dropped_are_told_and_fail(lab: Lab, start_capture: An
         assert (b"packets are missing from" in result.stderr) == bool(status)
         statistics = pcapng.read_statistics(file)
         assert sum(entry.dropped for entry in statistics) == account["dropped"]
-        assert sum(entry.received - entry.dropped for entry in statistics) == account["packets"]
+        kept = sum(entry.received - entry.dropped for entry in statistics)
+        assert kept - 1 <= account["packets"] <= kept, "one may arrive between the end and the count"
         assert len(packets(file)) == account["packets"]
 
 

@@ -22,14 +22,26 @@ def _received(*points: tuple[int, int]) -> list[Note]:
     return [_note("md0", ms, "p0", "received", size) for ms, size in points]
 
 
-def test_the_first_and_last_quiet_readings_are_chosen() -> None:
-    sent = _sent((100, 50), (300, 80), (900, 200), (1100, 230), (1300, 230))
-    received = _received((101, 40), (301, 80), (901, 150), (1101, 200), (1301, 230))
+def test_quiet_readings_next_to_the_ends_are_chosen() -> None:
+    sent = _sent((100, 90), (300, 100), (900, 5000), (1100, 9000), (1300, 9000), (1500, 9040))
+    received = _received((101, 80), (301, 100), (901, 4000), (1101, 8000), (1301, 9000), (1501, 9030))
     count = count_pair(sent, received, (0, 2000 * MS))
     assert count is not None
     assert (count.begins_level, count.ends_level) == (True, True)
-    assert (count.sent, count.received) == ({"kv": 150}, {"kv": 150})
+    assert (count.sent, count.received) == ({"kv": 8900}, {"kv": 8900})
     assert (count.sent_within, count.received_within) == ((300 * MS, 1300 * MS), (301 * MS, 1301 * MS))
+
+
+@pytest.mark.parametrize("factor", [1.05, 3])
+def test_a_wrong_counter_cannot_hide_behind_a_quiet_beginning(factor: float) -> None:
+    """Before anything was counted even a wrong counter is level: the capture must not be compared up to there only."""
+    points = [(100, 0), (200, 0), (900, 5000), (1000, 5000)]
+    sent = _sent(*((ms, int(size * factor)) for ms, size in points))
+    count = count_pair(sent, _received(*points), (0, 2000 * MS))
+    assert count is not None
+    assert count.sent == {"kv": int(5000 * factor)}
+    assert count.received == {"kv": 5000}
+    assert not count.ends_level
 
 
 def test_a_busy_link_is_compared_from_its_first_to_its_last_reading() -> None:
@@ -48,6 +60,7 @@ def test_equal_counts_of_different_moments_are_not_a_quiet_reading() -> None:
 def test_readings_outside_the_capture_do_not_count() -> None:
     sent, received = _sent((100, 0), (500, 10), (900, 20)), _received((100, 0), (500, 10), (900, 20))
     assert count_pair(sent, received, (400 * MS, 800 * MS)) is None
+    assert count_pair(sent, [], (0, 1000 * MS)) is None
     count = count_pair(sent, received, (400 * MS, 1000 * MS))
     assert count is not None
     assert count.sent == {"kv": 10}
