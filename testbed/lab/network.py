@@ -87,7 +87,7 @@ def build(plan: LabPlan, driver: str, run_dir: Path) -> Network:
         _add_datacenter(network, number, datacenter)
     net.start()
     for number, wan in enumerate(plan.wans):
-        _add_wan(network, number, wan, driver, run_dir)
+        _add_wan(network, number, wan, driver, run_dir, plan.seed + number)
     for datacenter in plan.datacenters:
         _configure_datacenter(network, datacenter, plan)
     return network
@@ -104,14 +104,14 @@ def _add_datacenter(network: Network, number: int, datacenter: DatacenterPlan) -
         network.net.addLink(node, switch, intfName1=HOST_IFNAME, intfName2=f"br{number}-h{index}")
 
 
-def _add_wan(network: Network, number: int, wan: WanPlan, driver: str, run_dir: Path) -> None:
+def _add_wan(network: Network, number: int, wan: WanPlan, driver: str, run_dir: Path, seed: int) -> None:
     node = network.net.addHost(f"w{number}")
     network.wan_nodes[wan.name] = node
     ends = (
         WanEnd(network.routers[wan.a].pid, f"wan{number}", wan.address_a),
         WanEnd(network.routers[wan.b].pid, f"wan{number}", wan.address_b),
     )
-    link = make_link(driver if wan.driver == "auto" else wan.driver, wan, ends, node.pid, run_dir)
+    link = make_link(driver if wan.driver == "auto" else wan.driver, wan, ends, node.pid, run_dir, seed)
     network.links[wan.name] = link
     link.build()
     for end in ends:

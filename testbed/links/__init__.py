@@ -12,9 +12,11 @@ def refusal(driver: str, impairment: Impairment, mtu: int) -> str | None:
     return _driver(driver).refuses(impairment, mtu)
 
 
-def make_link(driver: str, plan: WanPlan, ends: tuple[WanEnd, WanEnd], node_pid: int, run_dir: Path) -> WanLink:
+def make_link(
+    driver: str, plan: WanPlan, ends: tuple[WanEnd, WanEnd], node_pid: int, run_dir: Path, seed: int = 0
+) -> WanLink:
     """The link of the named driver, not built yet."""
-    return _driver(driver)(plan, ends, node_pid, run_dir)
+    return _driver(driver)(plan, ends, node_pid, run_dir, seed)
 
 
 def _driver(name: str) -> type[WanLink]:
