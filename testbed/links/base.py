@@ -46,10 +46,11 @@ class WanLink(ABC):
         """
         return None
 
-    def __init__(self, plan: WanPlan, ends: tuple[WanEnd, WanEnd], node_pid: int, run_dir: Path) -> None:
+    def __init__(self, plan: WanPlan, ends: tuple[WanEnd, WanEnd], node_pid: int, run_dir: Path, seed: int = 0) -> None:
         self.plan = plan
         self.ends = ends
         self.node_pid = node_pid
+        self.seed = seed  # repeats the random decisions, where the driver makes them itself
         self.run_dir = run_dir  # for this link's log, inside the lab's record
 
     @abstractmethod

@@ -3,15 +3,18 @@
     router a --veth-- [port-a  bridge  port-b] --veth-- router b          forward:  tbf at a, netem at port-b
                       (the link's node)                                   backward: tbf at b, netem at port-a
 
-Owns the devices and qdiscs of one link, through netlink only. What the values mean is in `shaping`, what the
-kernel does with them in `qdisc`. No process of its own: everything vanishes with the namespaces.
+Owns the devices and qdiscs of one link, through netlink only, and the threads that move a delay with jitter. What the
+values mean is in `shaping`, what the kernel does with them in `qdisc`. Devices vanish with their namespaces.
 """
 
 import errno
 import os
+import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import psutil
@@ -23,19 +26,51 @@ from testbed.links.base import DIRECTIONS, Direction, LinkError, WanEnd, WanLink
 from testbed.links.ordering import keep_flows_in_order
 from testbed.links.shaping import TIMER_LATENESS_NS, Shape, refuse_beyond_memory, shape, wide_open
 from testbed.links.tc_messages import open_netlink
+from testbed.links.wander import Wanderer
 from testbed.topology.plan import WanPlan
 
 
+@dataclass(frozen=True, slots=True)
+class _Port:
+    """An interface that a direction leaves through, and a netlink socket in its namespace."""
+
+    netlink: Any
+    index: int
+    mtu: int
+
+    def read(self) -> qdisc.Installed | None:
+        return qdisc.installed(self.netlink, self.index, self.mtu)
+
+    def install(self, settings: qdisc.Tbf | qdisc.Netem) -> list[str]:
+        """Add or change the root qdisc; returns where the kernel differs from what it was told."""
+        present = self.read()
+        kind = type(settings).__name__.lower()
+        qdisc.install(self.netlink, self.index, settings, self.mtu, present is not None and present.kind == kind)
+        got = self.read()
+        wrong = qdisc.differences(settings, got.settings if got else None)
+        if got is not None and not got.charges_ip_bytes:
+            wrong.append("size table: asked for, not there")
+        return wrong
+
+
 class NetemLink(WanLink):
-    """One WAN link of the netem driver. See `WanLink`."""
+    """See `WanLink`. `seed` makes jitter repeatable, and from Linux 6.7 on the kernel's random decisions too."""
 
     driver = "netem"
 
-    def __init__(self, plan: WanPlan, ends: tuple[WanEnd, WanEnd], node_pid: int, run_dir: Path) -> None:
-        super().__init__(plan, ends, node_pid, run_dir)
+    def __init__(self, plan: WanPlan, ends: tuple[WanEnd, WanEnd], node_pid: int, run_dir: Path, seed: int = 0) -> None:
+        super().__init__(plan, ends, node_pid, run_dir, seed)
         # An emulated machine's timers are later than a real one's; the VM says so.
         self._timer_lateness_ns = int(os.environ.get("PDDBED_TIMER_LATENESS_NS", TIMER_LATENESS_NS))
         self._asked: dict[Direction, Impairment] = {"forward": plan.forward, "backward": plan.backward}
+        self._random = {direction: Random(f"{seed}/{plan.name}/{direction}") for direction in DIRECTIONS}
+        self._limiters: dict[Direction, _Port] = {}
+        self._lines: dict[Direction, _Port] = {}
+        self._limits: dict[Direction, qdisc.Tbf | None] = {}  # what the limiters were told last
+        self._wanderers: dict[Direction, Wanderer] = {}
+        self._available_bytes = 0  # when the link was built, before its own packets took any
+        self._sockets = ExitStack()
+        self._lock = threading.Lock()
 
     @classmethod
     def refuses(cls, impairment: Impairment, mtu: int) -> str | None:
@@ -46,36 +81,40 @@ class NetemLink(WanLink):
         return None
 
     def build(self) -> None:
-        for direction in DIRECTIONS:
-            self._shape(direction, self._asked[direction])
-        self._refuse_beyond_memory()
-        with self._errors("cannot be built"):
+        self._available_bytes = psutil.virtual_memory().available
+        shapes = {direction: self._shape(direction, self._asked[direction]) for direction in DIRECTIONS}
+        self._refuse_beyond_memory(self._asked)
+        with self._lock, self._errors("cannot be built"):
             segment.build(self.plan.mtu, self.ends, self.node_pid)
             for pid in (self.ends[0].pid, self.node_pid, self.ends[1].pid):
                 keep_flows_in_order(pid)
-            for direction in DIRECTIONS:
-                self._install(direction, self._asked[direction])
+            node = self._sockets.enter_context(open_netlink(self.node_pid))
+            for direction, end in zip(DIRECTIONS, self.ends, strict=True):
+                router = self._sockets.enter_context(open_netlink(end.pid))
+                self._limiters[direction] = self._port(router, end.ifname)
+                self._lines[direction] = self._port(node, segment.PORTS[direction])
+                self._install(direction, shapes[direction])
 
     def apply(self, direction: Direction, impairment: Impairment) -> None:
-        self._shape(direction, impairment)
-        before = self._asked[direction]
-        self._asked[direction] = impairment
-        try:
-            self._refuse_beyond_memory()
-            with self._errors("cannot be changed"):
-                self._install(direction, impairment)
-        except LinkError:
-            self._asked[direction] = before
-            raise
+        wanted = self._shape(direction, impairment)
+        self._refuse_beyond_memory({**self._asked, direction: impairment})
+        with self._lock, self._errors("cannot be changed"):
+            self._asked[direction] = impairment
+            self._install(direction, wanted)
 
     def applied(self) -> Mapping[Direction, dict[str, Any]]:
-        return {direction: self._applied(direction) for direction in DIRECTIONS}
+        with self._lock, self._errors("cannot be read"):
+            return {direction: self._applied(direction) for direction in DIRECTIONS}
 
     def counters(self) -> Mapping[Direction, dict[str, int]]:
-        return {direction: self._counters(direction) for direction in DIRECTIONS}
+        with self._lock, self._errors("cannot be read"):
+            return {direction: self._counters(direction) for direction in DIRECTIONS}
 
     def close(self) -> None:
-        """Nothing was started: the devices go with their namespaces."""
+        with self._lock:
+            for direction in DIRECTIONS:
+                self._stop_wandering(direction)
+            self._sockets.close()
 
     def _shape(self, direction: Direction, impairment: Impairment) -> Shape:
         try:
@@ -83,44 +122,42 @@ class NetemLink(WanLink):
         except ValueError as error:
             raise LinkError(f'wan "{self.plan.name}" ({direction}): {error}') from error
 
-    def _refuse_beyond_memory(self) -> None:
+    def _refuse_beyond_memory(self, asked: Mapping[Direction, Impairment]) -> None:
         try:
-            refuse_beyond_memory(
-                f'wan "{self.plan.name}"',
-                tuple(self._asked.values()),
-                self.plan.mtu,
-                psutil.virtual_memory().available,
-            )
+            what = f'wan "{self.plan.name}"'
+            refuse_beyond_memory(what, tuple(asked.values()), self.plan.mtu, self._available_bytes)
         except ValueError as error:
             raise LinkError(str(error)) from error
 
-    def _sender(self, direction: Direction) -> WanEnd:
-        return self.ends[0] if direction == "forward" else self.ends[1]
+    def _port(self, netlink: Any, name: str) -> _Port:
+        return _Port(netlink, segment.index_of(netlink, name), self.plan.mtu)
 
-    def _install(self, direction: Direction, impairment: Impairment) -> None:
-        """Both stages of one direction, then what the kernel says about them. netem first: a rate that falls must
-        not meet a delay line that is still too short, and one that rises finds it long enough."""
-        wanted = self._shape(direction, impairment)
-        mtu = self.plan.mtu
-        with self._node() as (netlink, index):
-            port = index(segment.PORTS[direction])
-            present = qdisc.installed(netlink, port, mtu)
-            qdisc.install(netlink, port, wanted.netem, mtu, present is not None and present.kind == "netem")
-            self._compare(direction, wanted.netem, qdisc.installed(netlink, port, mtu))
-        with self._router(direction) as (netlink, index):
-            interface = index(self._sender(direction).ifname)
-            netlink.link("set", index=interface, gso_max_segs=1 if wanted.split else segment.GSO_SEGMENTS)
-            present = qdisc.installed(netlink, interface, mtu)
-            limited = present is not None and present.kind == "tbf"
-            tbf = wanted.tbf or (wide_open(mtu) if limited else None)
-            if tbf is not None:
-                qdisc.install(netlink, interface, tbf, mtu, limited)
-                self._compare(direction, tbf, qdisc.installed(netlink, interface, mtu))
+    def _install(self, direction: Direction, wanted: Shape) -> None:
+        """Both stages of one direction. The delay line first: a rate that rises finds it long enough, and one that
+        falls leaves packets in it that came faster."""
+        limiter, line = self._limiters[direction], self._lines[direction]
+        self._stop_wandering(direction)
+        # A change starts the kernel's random numbers anew: with one seed for all, each would repeat the last.
+        seed = self._random[direction].getrandbits(64)
+        self._refuse_difference(direction, line.install(wanted.with_seed(seed)))
+        segments = 1 if wanted.netem.split else segment.GSO_SEGMENTS
+        limiter.netlink.link("set", index=limiter.index, gso_max_segs=segments)
+        before = self._limits.get(direction)
+        tbf = wanted.tbf or (wide_open(self.plan.mtu) if before else None)
+        if tbf is not None and tbf != before:
+            self._limits[direction] = tbf
+            self._refuse_difference(direction, limiter.install(tbf))
+        asked = self._asked[direction]
+        if asked.jitter is not None:
+            random = Random(self._random[direction].getrandbits(64))
+            self._wanderers[direction] = Wanderer(self.node_pid, line.index, wanted.netem, asked, self.plan.mtu, random)
 
-    def _compare(self, direction: Direction, asked: qdisc.Tbf | qdisc.Netem, got: qdisc.Installed | None) -> None:
-        wrong = qdisc.differences(asked, got.settings if got else None)
-        if got is not None and not got.charges_ip_bytes:
-            wrong.append("size table: asked for, not there")
+    def _stop_wandering(self, direction: Direction) -> None:
+        wanderer = self._wanderers.pop(direction, None)
+        if wanderer is not None:
+            wanderer.stop()
+
+    def _refuse_difference(self, direction: Direction, wrong: list[str]) -> None:
         if wrong:
             raise LinkError(
                 f'wan "{self.plan.name}" ({direction}): the kernel does not do what it was told '
@@ -128,73 +165,45 @@ class NetemLink(WanLink):
             )
 
     def _applied(self, direction: Direction) -> dict[str, Any]:
-        mtu = self.plan.mtu
-        with self._router(direction) as (netlink, index):
-            limiter = qdisc.installed(netlink, index(self._sender(direction).ifname), mtu)
-        with self._node() as (netlink, index):
-            delay = qdisc.installed(netlink, index(segment.PORTS[direction]), mtu)
-        tbf, netem = limiter.settings if limiter else None, delay.settings if delay else None
+        limiter, line = self._limiters[direction].read(), self._lines[direction].read()
         values: dict[str, Any] = {"driver": self.driver, "rate_bps": None, "queue_bytes": None, "burst_bytes": None}
-        if isinstance(tbf, qdisc.Tbf) and tbf.rate_bytes_per_s != wide_open(mtu).rate_bytes_per_s:
+        tbf, netem = limiter.settings if limiter else None, line.settings if line else None
+        if isinstance(tbf, qdisc.Tbf) and tbf.rate_bytes_per_s != wide_open(self.plan.mtu).rate_bytes_per_s:
             values["rate_bps"] = tbf.rate_bytes_per_s * 8
             values["queue_bytes"] = tbf.limit_bytes
             values["burst_bytes"] = tbf.burst_bytes
         if isinstance(netem, qdisc.Netem):
-            one = qdisc.PROBABILITY_ONE
-            values |= {
-                "delay_ns": netem.latency_ns,
-                "delay_line_packets": netem.limit_packets,
-                "serialization_bps": netem.rate_bytes_per_s * 8,
-                "loss": netem.loss / one,
-                "duplication": netem.duplicate / one,
-                "corruption": netem.corrupt / one,
-                "reordering": netem.reorder / one,
-            }
-            if netem.gilbert_elliott is not None:
-                ge = netem.gilbert_elliott
-                values["loss"] = {
-                    "good_to_bad": ge.good_to_bad / one,
-                    "bad_to_good": ge.bad_to_good / one,
-                    "loss_bad": 1 - ge.kept_bad / one,
-                    "loss_good": ge.loss_good / one,
-                }
+            values |= netem.describe()
+        wanderer, asked = self._wanderers.get(direction), self._asked[direction]
+        if wanderer is not None and asked.jitter is not None:
+            values["delay_now_ns"] = values["delay_ns"]
+            values["delay_ns"] = asked.delay_ns
+            values["jitter"] = {"std_ns": asked.jitter.std_ns, "distribution": asked.jitter.distribution}
+            values["delay_changes"] = wanderer.changes
+            if wanderer.failure is not None:
+                values["jitter"] = f"stopped: {wanderer.failure}"
         return values
 
     def _counters(self, direction: Direction) -> dict[str, int]:
-        mtu = self.plan.mtu
-        with self._router(direction) as (netlink, index):
-            interface = index(self._sender(direction).ifname)
-            limiter = qdisc.installed(netlink, interface, mtu)
-            dropped = segment.dropped(netlink, interface)
-        with self._node() as (netlink, index):
-            delay = qdisc.installed(netlink, index(segment.PORTS[direction]), mtu)
-            dropped += sum(segment.dropped(netlink, index(port)) for port in segment.PORTS.values())
-        assert delay is not None
-        impaired = isinstance(delay.settings, qdisc.Netem) and (
-            delay.settings.loss or delay.settings.gilbert_elliott is not None or delay.settings.corrupt
-        )
-        drops = delay.statistics.drops
+        limiter, line = self._limiters[direction], self._lines[direction]
+        limited, delayed = limiter.read(), line.read()
+        if delayed is None or not isinstance(delayed.settings, qdisc.Netem):
+            raise LinkError(f'wan "{self.plan.name}" ({direction}): its netem is gone; take the lab down and up')
+        impaired = delayed.settings.drops_packets
+        drops = delayed.statistics.drops
+        # The routers' ends drop nothing on their own; frames for nobody would be counted at the ports.
+        dropped = sum(segment.dropped(port.netlink, port.index) for port in (limiter, line))
         return {
-            "packets": delay.statistics.packets,
-            "bytes": delay.statistics.bytes,
-            "dropped_queue": limiter.statistics.drops if limiter and limiter.kind == "tbf" else 0,
+            "packets": delayed.statistics.packets,
+            "bytes": delayed.statistics.bytes,
+            "dropped_queue": limited.statistics.drops if limited and limited.kind == "tbf" else 0,
             # netem counts what it loses on purpose and what its limit refuses together; the limit is sized so that
             # the rate cannot reach it.
             "dropped_loss": drops if impaired else 0,
             "dropped_unasked": dropped + (0 if impaired else drops),
-            "queued_bytes": limiter.statistics.queued_bytes if limiter else 0,
-            "in_flight_packets": delay.statistics.queued_packets,
+            "queued_bytes": limited.statistics.queued_bytes if limited else 0,
+            "in_flight_packets": delayed.statistics.queued_packets,
         }
-
-    @contextmanager
-    def _node(self) -> Iterator[tuple[Any, Any]]:
-        with open_netlink(self.node_pid) as netlink:
-            yield netlink, segment.index_by_name(netlink)
-
-    @contextmanager
-    def _router(self, direction: Direction) -> Iterator[tuple[Any, Any]]:
-        with open_netlink(self._sender(direction).pid) as netlink:
-            yield netlink, segment.index_by_name(netlink)
 
     @contextmanager
     def _errors(self, what: str) -> Iterator[None]:

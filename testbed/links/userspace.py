@@ -37,8 +37,7 @@ class UserspaceLink(WanLink):
     driver = "userspace"
 
     def __init__(self, plan: WanPlan, ends: tuple[WanEnd, WanEnd], node_pid: int, run_dir: Path, seed: int = 0) -> None:
-        super().__init__(plan, ends, node_pid, run_dir)
-        self.seed = seed
+        super().__init__(plan, ends, node_pid, run_dir, seed)
         self._asked: dict[Direction, Impairment] = {"forward": plan.forward, "backward": plan.backward}
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
