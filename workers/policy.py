@@ -1,7 +1,9 @@
 """Which workers serve a request, and by which pipeline. Pure: no clocks, no sockets; shared with the simulator."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+BUSY_TOKENS = 256  # a request that a worker has weighs as much as so many tokens of a prompt that it lacks
 
 
 class NoRoute(Exception):
@@ -12,12 +14,16 @@ class NoRoute(Exception):
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """What routing knows of a worker. `connected`: the peers to which its own warm connections are up."""
+    """What routing knows of a worker. `connected`: the peers to which its own warm connections are up.
+
+    `matched`: tokens of the request's prompt whose KV its cache holds.
+    """
 
     name: str
     role: str
     active: int
     connected: frozenset[str]
+    matched: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +35,8 @@ class Route:
     relay: str | None
     main: str | None
     reason: str
+    hit_rate: float = 0.0
+    """Which share of the prompt main decode's cache held when the route was chosen."""
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -44,13 +52,33 @@ def pipeline_for(policy: str, hit_rate: float, relay_threshold: float) -> tuple[
     return {"cdc-pd": "p-md", "idc-pd": "p-rld", "single": "p"}[policy], f"policy {policy}"
 
 
+def route_for(policy: str, relay_threshold: float, prompt_tokens: int, workers: Iterable[WorkerView]) -> Route:
+    """The pipeline and the workers of a request. Raises NoRoute.
+
+    For `pdd` main decode comes first, by cache and load; what its cache holds then decides whether a relay is needed.
+    """
+    views = list(workers)
+    if policy == "pdd" and prompt_tokens:
+        rate = _hit_rate(choose_route("p-md", "", views), prompt_tokens, views)
+        route = choose_route(*pipeline_for(policy, rate, relay_threshold), views)
+    else:
+        route = choose_route(*pipeline_for(policy, 0.0, relay_threshold), views)
+    return replace(route, hit_rate=_hit_rate(route, prompt_tokens, views))
+
+
+def _hit_rate(route: Route, prompt_tokens: int, views: Sequence[WorkerView]) -> float:
+    matched = next((view.matched for view in views if view.name == route.main), 0)
+    return matched / prompt_tokens if prompt_tokens else 0.0
+
+
 def choose_route(pipeline: str, reason: str, workers: Iterable[WorkerView]) -> Route:
-    """The least busy worker of each role the pipeline needs, ties by name; prefill must reach the others.
+    """Of each role the pipeline needs the worker that holds most of the prompt, unless it is busier by more than that
+    is worth (BUSY_TOKENS), ties by name; prefill must reach the others.
 
     Raises NoRoute.
     """
     views = list(workers)
-    prefills = _by_load(views, "prefill")
+    prefills = _by_cost(views, "prefill")
     if not prefills:
         raise NoRoute("no prefill worker is connected to the gateway")
     problem = ""
@@ -58,13 +86,13 @@ def choose_route(pipeline: str, reason: str, workers: Iterable[WorkerView]) -> R
         relay = main = None
         reachable = prefill.connected
         if "rld" in pipeline:
-            relay = _first(_by_load(views, "relay-decode"), reachable)
+            relay = _first(_by_cost(views, "relay-decode"), reachable)
             if relay is None:
                 problem = f"{prefill.name} reaches no relay-decode worker that is connected to the gateway"
                 continue
             reachable &= relay.connected  # main decode gets token ids from the relay
         if "md" in pipeline:
-            main = _first(_by_load(views, "main-decode"), reachable)
+            main = _first(_by_cost(views, "main-decode"), reachable)
             if main is None:
                 senders = prefill.name if relay is None else f"{prefill.name} and {relay.name}"
                 problem = f"{senders} reach no main-decode worker that is connected to the gateway"
@@ -73,8 +101,12 @@ def choose_route(pipeline: str, reason: str, workers: Iterable[WorkerView]) -> R
     raise NoRoute(problem)
 
 
-def _by_load(views: Sequence[WorkerView], role: str) -> list[WorkerView]:
-    return sorted((view for view in views if view.role == role), key=lambda view: (view.active, view.name))
+def _by_cost(views: Sequence[WorkerView], role: str) -> list[WorkerView]:
+    return sorted((view for view in views if view.role == role), key=_cost)
+
+
+def _cost(view: WorkerView) -> tuple[int, int, str]:
+    return BUSY_TOKENS * view.active - view.matched, view.active, view.name
 
 
 def _first(candidates: Sequence[WorkerView], reachable: frozenset[str]) -> WorkerView | None:

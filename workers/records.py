@@ -39,6 +39,12 @@ class RequestLog:
         """The first span of that name, of whichever worker."""
         return next((span for _, span in self.spans if span.name == name), None)
 
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompt that prefill had in its cache, as far as it has reported."""
+        prefill = self.find("prefill")
+        return prefill.cached if prefill else 0
+
     def record(self) -> dict[str, Any]:
         """The line for requests.jsonl: seconds in vllm's fields, milliseconds in `pdd_*_ms`."""
         end_ns = self.end_ns or (self.token_ns[-1] if self.token_ns else self.start_ns)
@@ -63,7 +69,7 @@ class RequestLog:
             "pdd_prefill": self.route.prefill,
             "pdd_relay": self.route.relay,
             "pdd_main": self.route.main,
-            "pdd_hit_rate": 0.0,
+            "pdd_hit_rate": self.route.hit_rate,
             **self._transfers(),
             **self._handoff(),
             "pdd_start_ns": self.start_ns,

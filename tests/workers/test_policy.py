@@ -2,11 +2,11 @@
 
 import pytest
 
-from workers.policy import NoRoute, Route, WorkerView, choose_route, pipeline_for
+from workers.policy import BUSY_TOKENS, NoRoute, Route, WorkerView, choose_route, pipeline_for, route_for
 
 
-def view(name: str, role: str, active: int = 0, connected: str = "") -> WorkerView:
-    return WorkerView(name, role, active, frozenset(connected.split()))
+def view(name: str, role: str, active: int = 0, connected: str = "", matched: int = 0) -> WorkerView:
+    return WorkerView(name, role, active, frozenset(connected.split()), matched)
 
 
 WORKERS = [
@@ -56,3 +56,28 @@ def test_main_decode_must_be_reached_by_the_relay_too() -> None:
 def test_what_is_missing_is_named(workers: list[WorkerView], missing: str) -> None:
     with pytest.raises(NoRoute, match=missing):
         choose_route("p-rld-md", "", workers)
+
+
+def warm(matched: dict[str, int], active: dict[str, int] | None = None) -> list[WorkerView]:
+    """Two of each role, all connected, with so many tokens of the prompt in their caches."""
+    everyone = "rld0 rld1 md0 md1"
+    roles = {"p": "prefill", "rld": "relay-decode", "md": "main-decode"}
+    return [
+        view(name, roles[name[:-1]], (active or {}).get(name, 0), everyone, matched.get(name, 0))
+        for name in ("p0", "p1", *everyone.split())
+    ]
+
+
+def test_who_holds_the_prompt_is_chosen_and_main_decodes_cache_decides_about_the_relay() -> None:
+    route = route_for("pdd", 0.95, 1000, warm({"p1": 640, "md1": 960, "rld1": 16}))
+    assert route == Route("p-md", "p1", None, "md1", "hit rate 96.0% is above 95.0%", 0.96)
+    route = route_for("pdd", 0.95, 1000, warm({"p1": 640, "md1": 944, "rld1": 16}))
+    assert route == Route("p-rld-md", "p1", "rld1", "md1", "hit rate 94.4% is not above 95.0%", 0.944)
+    assert route_for("cdc-pd", 0.95, 1000, warm({"md1": 320})).hit_rate == 0.32
+    assert route_for("idc-pd", 0.95, 1000, warm({"md1": 320})).hit_rate == 0.0
+
+
+def test_a_cache_is_left_when_its_worker_is_busier_by_more_than_the_cache_is_worth() -> None:
+    for busy, chosen in ((3, "md1"), (5, "md0")):
+        route = route_for("pdd", 0.95, 1100, warm({"md1": 4 * BUSY_TOKENS}, {"md1": busy}))
+        assert route.main == chosen

@@ -13,7 +13,7 @@ from testbed.cli import CommandError
 from testbed.cli.options import lab_option, sentences
 from testbed.lab.record import LabError, find_record
 from workers.cli.stream import Piece, stream_answer
-from workers.cli.timeline import ASCII, Marks, draw, handover_sentence, milliseconds, rows_of
+from workers.cli.timeline import ASCII, Marks, draw, handover_sentence, milliseconds, route_sentence, rows_of
 
 MIN_CELLS, MAX_CELLS = 60, 100
 ROLE_WORDS = {"pdd_relay": "relay decode", "pdd_main": "main decode", "pdd_prefill": "prefill"}
@@ -145,6 +145,7 @@ def _timeline(record: dict[str, Any], styles: dict[str, str], console: Console, 
     console.print()
     for line in draw(rows_of(record, styles, marks), width, marks):
         console.print(line, no_wrap=True, crop=False, soft_wrap=True)
+    console.print(Text(route_sentence(record), style="dim"), soft_wrap=False)
     sentence = handover_sentence(record, marks)
     if sentence is not None:
         console.print(Text(sentence, style="dim"), soft_wrap=False)

@@ -82,12 +82,14 @@ def rows_of(record: Mapping[str, Any], styles: Mapping[str, str], marks: Marks) 
         count = spans.get(name, {}).get("tokens", 0)
         return f"{count} token{'' if count == 1 else 's'}"
 
-    stretch("prefill", f"prefill {record['pdd_prefill']}", "magenta", tokens("prefill"))
+    cached = spans.get("prefill", {}).get("cached", 0)
+    computed = f"{spans['prefill']['tokens'] - cached} of " if cached else ""
+    stretch("prefill", f"prefill {record['pdd_prefill']}", "magenta", computed + tokens("prefill"))
     for name, label in (("fabric-transfer", "fabric"), ("wan-transfer", "WAN")):
         span = spans.get(name)
         target = record["pdd_relay"] if label == "fabric" else record["pdd_main"]
         if span is not None:
-            stretch(name, f"{label} {marks.arrow} {span['peer']}", "yellow", size(span["bytes"]))
+            stretch(name, f"{label} {marks.arrow} {span['peer']}", "yellow", size(span.get("bytes", 0)) + _hit(span))
         elif target is not None and "prefill" in spans:
             sent = ms(spans["prefill"]["end_ns"])
             rows.append(Row(f"{label} {marks.arrow} {target}", sent, end_ms, "still crossing", "yellow", open_end=True))
@@ -103,6 +105,17 @@ def rows_of(record: Mapping[str, Any], styles: Mapping[str, str], marks: Marks) 
     stretch("main-decode", f"main {main}", styles.get(main, ""), tokens("main-decode"))
     rows.append(Row("end", end_ms, None, f"at {milliseconds(end_ms)}", "bold"))
     return rows
+
+
+def _hit(span: Mapping[str, Any]) -> str:
+    """What the receiver's cache held, where it held any."""
+    cached = span.get("cached", 0)
+    return f"  {cached / span['tokens']:.0%} hit" if cached else ""
+
+
+def route_sentence(record: Mapping[str, Any]) -> str:
+    """Which pipeline, and why."""
+    return f"pipeline: {record['pdd_pipeline'].upper()}, as the {record['pdd_route_reason']}"
 
 
 def handover_sentence(record: Mapping[str, Any], marks: Marks) -> str | None:

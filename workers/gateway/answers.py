@@ -27,11 +27,12 @@ class Piece:
         return pdd
 
 
-def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
     }
 
 
@@ -61,10 +62,10 @@ class Answer:
             "pdd": piece.pdd(),
         }
 
-    def usage_chunk(self, counts: dict[str, int]) -> dict[str, Any]:
+    def usage_chunk(self, counts: dict[str, Any]) -> dict[str, Any]:
         return {**self._base, "object": self.chunk_object, "choices": [], "usage": counts}
 
-    def whole(self, pieces: list[Piece], counts: dict[str, int]) -> dict[str, Any]:
+    def whole(self, pieces: list[Piece], counts: dict[str, Any]) -> dict[str, Any]:
         text = "".join(piece.text for piece in pieces)
         tokens = [token for piece in pieces for token in piece.tokens]
         return {

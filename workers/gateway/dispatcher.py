@@ -6,11 +6,11 @@ import secrets
 import time
 from collections.abc import AsyncGenerator
 
-from workers.cache import CacheMirror
+from workers.cache import CacheMirror, chain_root, extend_chain
 from workers.environment import WorkerEnvironment
 from workers.gateway.merge import MergeConflict, MergedToken, PositionMerge
 from workers.models import LoadedModel
-from workers.policy import Route, WorkerView, choose_route, pipeline_for
+from workers.policy import Route, WorkerView, route_for
 from workers.records import RecordWriter, RequestLog
 from workers.roles.worker import RequestFailed, local_facts
 from workers.wire.messages import (
@@ -61,6 +61,7 @@ class Dispatcher:
         self.loaded = loaded
         self.peers = Peers(local_facts(environment, loaded), environment.peers, self, None, 0)
         self.live: dict[str, LiveRequest] = {}
+        self._chain_root = chain_root(loaded.fingerprint, environment.serving.block_size)
         self.mirrors = {name: CacheMirror() for name in self.peers.known}
         self._records = RecordWriter(environment.records)
 
@@ -79,8 +80,7 @@ class Dispatcher:
     def submit(self, prompt: list[int], sampling: SamplingSpec, prefix: str) -> LiveRequest:
         """Choose a route and start. Raises NoRoute, or WireError when prefill has just gone."""
         serving = self.environment.serving
-        pipeline, reason = pipeline_for(serving.pipeline, 0.0, serving.relay_threshold)
-        route = choose_route(pipeline, reason, self._views())
+        route = route_for(serving.pipeline, serving.relay_threshold, len(prompt), self._views(prompt))
         spec = RequestSpec(
             id=f"{prefix}-{secrets.token_hex(12)}",
             gateway=self.environment.host,
@@ -165,20 +165,24 @@ class Dispatcher:
 
     # -- inside ------------------------------------------------------------------------------------------------
 
-    def _views(self) -> list[WorkerView]:
+    def _views(self, prompt: list[int]) -> list[WorkerView]:
+        """The connected workers, and what their caches hold of a prompt by their own notices: no question, no wait."""
         views = []
+        block_size = self.environment.serving.block_size
+        hashes = extend_chain(self._chain_root, [], prompt, block_size)
         for peer in self.peers.known.values():
             link = self.peers.link(peer.name)
             if link is not None:
                 connected = frozenset(link.peer_status.connected) if link.peer_status else frozenset()
                 active = sum(peer.name in request.unsettled for request in self.live.values())
-                views.append(WorkerView(peer.name, peer.role, active, connected))
+                matched = self.mirrors[peer.name].held(hashes) * block_size
+                views.append(WorkerView(peer.name, peer.role, active, connected, matched))
         return views
 
     def route_now(self) -> Route:
-        """The route a request would take now. Raises NoRoute: the lab cannot serve."""
+        """The route a request that no cache knows would take now. Raises NoRoute: the lab cannot serve."""
         serving = self.environment.serving
-        return choose_route(*pipeline_for(serving.pipeline, 0.0, serving.relay_threshold), self._views())
+        return route_for(serving.pipeline, serving.relay_threshold, 0, self._views([]))
 
     def _take(self, request: LiveRequest, peer: str, message: Tokens) -> None:
         if request.over:

@@ -5,6 +5,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from typing import Any
 
 import msgspec
 from fastapi import Request, Response
@@ -127,7 +128,7 @@ class Generation:
             first = await unless_gone(request, _first(pieces))
             return EventStream(self._events(first, pieces, answer, live, asked.include_usage))
         whole = await unless_gone(request, _all(pieces))
-        body = answer.whole(whole, usage(len(prompt), len(live.log.token_ns)))
+        body = answer.whole(whole, _usage(live))
         return Response(msgspec.json.encode(body), media_type="application/json")
 
     async def _pieces(self, live: LiveRequest, text: AnswerText) -> AsyncGenerator[Piece, None]:
@@ -161,8 +162,12 @@ class Generation:
                 yield _event(error.body())
                 return
             if include_usage:
-                yield _event(answer.usage_chunk(usage(len(live.spec.prompt), len(live.log.token_ns))))
+                yield _event(answer.usage_chunk(_usage(live)))
             yield b"data: [DONE]\n\n"
+
+
+def _usage(live: LiveRequest) -> dict[str, Any]:
+    return usage(len(live.spec.prompt), len(live.log.token_ns), live.log.cached_tokens)
 
 
 async def _first(pieces: AsyncIterator[Piece]) -> Piece:

@@ -91,10 +91,11 @@ def test_a_chat_streams_deltas_with_the_role_first_and_usage_last(tiny: LoadedMo
         "prompt_tokens": len(ids),
         "completion_tokens": 20,
         "total_tokens": len(ids) + 20,
+        "prompt_tokens_details": {"cached_tokens": 0},
     }
     whole = lab.post("/v1/chat/completions", body).json()
     assert whole["choices"][0]["message"] == {"role": "assistant", "content": expected, "refusal": None}
-    assert whole["usage"] == counts["usage"]
+    assert whole["usage"] == counts["usage"] | {"prompt_tokens_details": {"cached_tokens": len(ids) - 1}}
     assert whole["object"] == "chat.completion"
 
 
