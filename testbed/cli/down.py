@@ -2,7 +2,7 @@
 
 import click
 
-from testbed.cli.options import lab_option, sentences
+from testbed.cli.options import lab_option, sentences, working
 
 
 @click.command()
@@ -15,6 +15,8 @@ def down(lab_argument: str | None, lab: str | None, all_labs: bool) -> None:
     from testbed.lab.record import find_record, live_records, state_root, sweep_dead
     from testbed.lab.start import down as end_lab
 
+    if len([given for given in (lab_argument, lab, all_labs) if given]) > 1:
+        raise click.UsageError("name one lab, or say --all")
     name = lab_argument or lab
     swept = sweep_dead()
     records = live_records()
@@ -27,7 +29,8 @@ def down(lab_argument: str | None, lab: str | None, all_labs: bool) -> None:
     else:
         chosen = []
     for record in chosen:
-        end_lab(record)
+        with working(f'ending lab "{record.name}"'):
+            end_lab(record)
         click.echo(f'lab "{record.name}" is down')
     for name_swept in swept:
         click.echo(f'lab "{name_swept}" had died; its record is swept')

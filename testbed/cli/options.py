@@ -2,7 +2,9 @@
 
 import functools
 import json
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import click
@@ -27,6 +29,29 @@ def sentences(command: F) -> F:
             raise CommandError(str(error)) from None
 
     return wrapped  # type: ignore[return-value]
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """A spinner on stderr while something takes its time; nothing where that is no terminal."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(what):
+        yield
+
+
+def table_console() -> Any:
+    """A rich console for tables: as wide as the terminal, and as wide as it takes where a script reads."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = 10_000
+    return console
 
 
 def print_json(value: Any) -> None:

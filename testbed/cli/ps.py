@@ -4,11 +4,12 @@ import time
 
 import click
 
-from testbed.cli.options import json_option, print_json
+from testbed.cli.options import json_option, print_json, sentences, table_console
 
 
 @click.command()
 @json_option
+@sentences
 def ps(as_json: bool) -> None:
     """List the labs that are up."""
     from testbed.lab.record import live_records, sweep_dead
@@ -21,7 +22,7 @@ def ps(as_json: bool) -> None:
     if not labs:
         click.echo("no lab is up; start one with: pddbed up FILE")
         return
-    from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
@@ -29,16 +30,17 @@ def ps(as_json: bool) -> None:
         table.add_column(title, overflow="fold")
     for lab in labs:
         started = lab.get("started")
-        table.add_row(
+        cells = (
             lab["name"],
-            str(lab.get("hosts", "")),
+            lab.get("hosts", ""),
             lab.get("driver", "starting"),
             (lab.get("model") or "-") if lab.get("workers") else "-",
             lab.get("api") or "-",
-            duration(time.time() - started) if started else "-",
+            duration(time.time() - started) if isinstance(started, float) else "-",
             lab.get("file") or "-",
         )
-    Console().print(table)
+        table.add_row(*(escape(str(cell)) for cell in cells))
+    table_console().print(table)
 
 
 def duration(seconds: float) -> str:

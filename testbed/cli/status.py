@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from testbed.cli.options import json_option, lab_option, print_json, sentences
+from testbed.cli.options import json_option, lab_option, print_json, sentences, table_console
 
 
 @click.command()
@@ -24,19 +24,22 @@ def status(lab: str | None, as_json: bool) -> None:
 
 
 def _print(status: dict[str, Any]) -> None:
-    from rich.console import Console
+    from rich.markup import escape
 
     from testbed.cli.ps import duration
     from testbed.cli.wan import print_links
 
-    console = Console(highlight=False)
+    console = table_console()
     api = f", API {status['api']}" if status["api"] else ""
-    console.print(f"[bold]{status['name']}[/] up for {duration(status['uptime_s'])}{api}, from {status['file']}")
+    console.print(
+        f"[bold]{status['name']}[/] up for {duration(status['uptime_s'])}{api}, from {escape(str(status['file']))}"
+    )
     console.print(_host_table(status["hosts"]))
     print_links(status["links"])
 
 
 def _host_table(hosts: list[dict[str, Any]]) -> Any:
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
@@ -46,5 +49,5 @@ def _host_table(hosts: list[dict[str, Any]]) -> Any:
         colour = {"ready": "green", "running": "green", "starting": "yellow", "exited": "red"}.get(host["state"], "dim")
         state = host["state"] if host["exit_status"] is None else f"{host['state']} ({host['exit_status']})"
         runs = host["role"] or host["command"] or "-"
-        table.add_row(host["name"], host["datacenter"], host["address"], runs, f"[{colour}]{state}[/]")
+        table.add_row(host["name"], host["datacenter"], host["address"], escape(runs), f"[{colour}]{state}[/]")
     return table

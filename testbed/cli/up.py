@@ -94,11 +94,11 @@ def _stay(name: str) -> None:
     """Until Ctrl-C, SIGTERM or the end of the terminal. Raises CommandError when the lab ends by itself."""
     from testbed.lab.record import live_records
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
-    with suppress(OSError):
-        click.echo("Ctrl-C takes the lab down.", err=True)
     try:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.default_int_handler)
+        with suppress(OSError):
+            click.echo("Ctrl-C takes the lab down.", err=True)
         while any(record.name == name for record in live_records()):
             time.sleep(0.5)
     except KeyboardInterrupt:

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from testbed.cli.options import json_option, lab_option, print_json, sentences
+from testbed.cli.options import json_option, lab_option, print_json, sentences, table_console
 from testbed.cli.wan_play import describe_playing, play
 
 
@@ -100,7 +100,6 @@ def _print(link: dict[str, Any], as_json: bool) -> None:
 
 def print_links(links: list[dict[str, Any]]) -> None:
     """A row per direction: asked now, marked where it differs from the file, and counted."""
-    from rich.console import Console
     from rich.table import Table
 
     from testbed.impairment import Impairment
@@ -124,4 +123,4 @@ def print_links(links: list[dict[str, Any]]) -> None:
                 str(dropped),
                 f"[red]{counters['dropped_unasked']}[/]" if counters["dropped_unasked"] else "0",
             )
-    Console(highlight=False).print(table)
+    table_console().print(table)

@@ -38,6 +38,7 @@ class RunningLab:
     verification: Verification
     measured_rtt_ns: dict[str, int]  # per WAN link, when the lab came up; empty where it was verified instead
     began: float = field(default_factory=time.monotonic)
+    state: dict[str, Any] = field(default_factory=dict)  # as the record's state file has it
     stop: threading.Event = field(default_factory=threading.Event)
     congestion: Congestion = field(init=False)
 
@@ -48,22 +49,25 @@ class RunningLab:
 def _status(lab: RunningLab, _request: dict[str, Any]) -> Reply:
     processes = lab.processes.snapshot()
     idle = {"pid": None, "state": "idle", "exit_status": None}
-    hosts = [
-        {
-            "name": host.name,
-            "datacenter": host.datacenter,
-            "role": host.role,
-            "command": host.command,
-            "address": str(host.address.ip),
-            "port": host.port,
-            "settings": applied(lab.network.hosts[host.name].pid, HOST_IFNAME),
-            **processes.get(host.name, idle),
-            **({"state": "gone"} if lab.network.is_gone(lab.network.hosts[host.name]) else {}),
-        }
-        for host in lab.plan.hosts
-    ]
+    hosts = []
+    for host in lab.plan.hosts:
+        node = lab.network.hosts[host.name]
+        gone = lab.network.is_gone(node)
+        hosts.append(
+            {
+                "name": host.name,
+                "datacenter": host.datacenter,
+                "role": host.role,
+                "command": host.command,
+                "address": str(host.address.ip),
+                "port": host.port,
+                "settings": {} if gone else applied(node.pid, HOST_IFNAME),
+                **processes.get(host.name, idle),
+                **({"state": "gone"} if gone else {}),
+            }
+        )
     links = [{**link, "measured_rtt_ns": lab.measured_rtt_ns.get(link["name"])} for link in lab.wan.show()]
-    state = {**lab.record.state(), "verified": lab.verification.last}
+    state = {**lab.state, "verified": lab.verification.last}
     return {**state, "uptime_s": time.monotonic() - lab.began, "hosts": hosts, "links": links}, []
 
 

@@ -147,6 +147,15 @@ class Record:
             os.close(fd)
         return None if kind == fcntl.F_UNLCK else pid
 
+    def is_held_by(self, lock: int) -> bool:
+        """Whether `lock`, as `take` returned it, is still this record's: somebody may have removed the record since,
+        and a new lab of the same name made another."""
+        try:
+            found, held = self.lock_file.stat(), os.fstat(lock)
+        except OSError:
+            return False
+        return (found.st_dev, found.st_ino) == (held.st_dev, held.st_ino)
+
     def sweep(self) -> None:
         """Remove what the kernel does not: cgroup directories and the record itself. Only for a dead lab.
 

@@ -25,6 +25,7 @@ from testbed.netns import CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWUSER
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
+WATCH_MS = 2000  # how often the guardian looks for its lab's record
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -62,10 +63,10 @@ def start(record: Record, supervisor: Callable[[], int], tether: int, started: i
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whoever ignores it cannot wait for a child
         _detach_output(record.log("guardian"))
         _close_all_but(holding, tether, started, *keep)
-        record.take()
+        lock = record.take()
         os.write(holding, b"1")
         os.close(holding)
-        status = _guard(record, supervisor, tether, started, keep)
+        status = _guard(record, supervisor, tether, started, keep, lock)
     except BaseException as error:  # a forked child must never return into the caller's code
         print(f"guardian: {error!r}", file=sys.stderr, flush=True)
     finally:
@@ -92,7 +93,9 @@ def _close_all_but(*keep: int) -> None:
         os.closerange(low + 1, high)
 
 
-def _guard(record: Record, supervisor: Callable[[], int], tether: int, started: int, keep: tuple[int, ...]) -> int:
+def _guard(
+    record: Record, supervisor: Callable[[], int], tether: int, started: int, keep: tuple[int, ...], lock: int
+) -> int:
     """Run the sandbox to its end, then sweep. The signals of `ENDING`, blocked until here, end it at once."""
     user_namespace = CLONE_NEWUSER if os.geteuid() != 0 else 0
     uid, gid = os.geteuid(), os.getegid()
@@ -124,10 +127,12 @@ def _guard(record: Record, supervisor: Callable[[], int], tether: int, started: 
         signal.signal(number, end)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     _follow_tether(tether, lab)
+    _watch_record(record, lock, lab)
     _, status = os.waitpid(init, 0)
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     os.close(guarding)
-    record.sweep()
+    if record.is_held_by(lock):
+        record.sweep()
     return os.waitstatus_to_exitcode(status) & 0xFF
 
 
@@ -146,6 +151,16 @@ def _follow_tether(tether: int, lab: int) -> None:
     if lab not in events and not os.read(tether, 1):
         _kill(lab)
     os.close(tether)
+
+
+def _watch_record(record: Record, lock: int, lab: int) -> None:
+    """Until the lab is over; a lab whose record somebody has removed is ended, since no command can find it."""
+    poll = select.poll()
+    poll.register(lab, select.POLLIN)
+    while not poll.poll(WATCH_MS):
+        if not record.is_held_by(lock):
+            _kill(lab)
+            return
 
 
 def _run_init(record: Record, supervisor: Callable[[], int], alive: int, inherited: tuple[int, ...]) -> None:

@@ -64,7 +64,7 @@ def up(plan: LabPlan, options: UpOptions, on_event: Callable[[dict[str, Any]], N
                 os.kill(guardian, signal.SIGTERM)
             with suppress(ChildProcessError):
                 os.waitpid(guardian, 0)
-            record.sweep()  # the guardian has done so, unless it was killed as well
+            sweep_dead()  # the guardian has done so, unless it was killed as well
             raise
 
 
@@ -167,6 +167,7 @@ def down(record: Record) -> None:
             break
         try:
             os.kill(guardian, number)
+            os.kill(guardian, signal.SIGCONT)  # a stopped one would not hear it
         except ProcessLookupError:
             break
         except PermissionError:

@@ -8,9 +8,11 @@ import os
 import signal
 import socket
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from testbed.lab import network as lab_network
@@ -56,17 +58,17 @@ class Supervisor:
         """Build, report, serve until told to stop. The result is the process's exit status."""
         try:
             lab = self._build()
+            lab.state = self._state(lab)
+            self._record.write_state(lab.state)
+            ControlServer(self._record.control_socket, lambda request: operations.answer(lab, request))
+            if self._plan.congestion is not None:
+                lab.congestion.play(self._plan.congestion)
         except Exception as error:
             self._report(event="failed", error=_sentence(error))
             if not isinstance(error, LinkError | StartError | reachability.Unreachable):
                 raise
             return 1
-        state = self._state(lab)
-        self._record.write_state(state)
-        ControlServer(self._record.control_socket, lambda request: operations.answer(lab, request))
-        if self._plan.congestion is not None:
-            lab.congestion.play(self._plan.congestion)
-        self._report(event="up", seconds=round(time.monotonic() - self._began, 3), state=state)
+        self._report(event="up", seconds=round(time.monotonic() - self._began, 3), state=lab.state)
         os.close(self._settings.started_fd)
         signal.signal(signal.SIGTERM, lambda *_: lab.stop.set())
         while not lab.stop.is_set():
@@ -178,7 +180,12 @@ def _api_url(settings: Settings) -> str | None:
 
 
 def _sentence(error: Exception) -> str:
-    return str(error) if isinstance(error, LinkError | StartError | reachability.Unreachable) else repr(error)
+    """What the error says; of one that nobody expected also where it came from, since its log goes with the lab."""
+    if isinstance(error, LinkError | StartError | reachability.Unreachable):
+        return str(error)
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"{Path(where.filename).name}, line {where.lineno}"
+    return f"the lab cannot be built: {error or type(error).__name__} ({type(error).__name__} in {place})"
 
 
 def write_hosts_file(plan: LabPlan, record: Record) -> None:

@@ -1,6 +1,7 @@
 """A lab leaves nothing, however it ends. Real namespaces; the network only, so that each case takes a second."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -67,9 +68,92 @@ def test_killing_the_guardian_ends_the_lab_and_the_next_command_sweeps_its_recor
     wait_until_gone("orphan")
 
 
-def test_a_stopped_supervisor_does_not_stop_down() -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_to_the_guardian_ends_the_lab_and_sweeps(number: int) -> None:
+    up("asked")
+    (init,) = processes_named("pddbed-init", "asked")
+    os.kill(parent_of(init), number)
+    wait_until_gone("asked")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
+def test_a_lab_in_the_foreground_ends_with_its_command_however_that_ends(number: int) -> None:
+    command = [sys.executable, "-c", "from testbed.cli import main; main()", "up", str(TOPOLOGY), "--name", "front"]
+    process = subprocess.Popen([*command, "--no-workers", "--foreground"], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    while "Ctrl-C takes the lab down" not in (line := process.stderr.readline()):
+        assert line, "the command ended too early"
+    process.send_signal(number)
+    assert process.wait(timeout=20) == (-number if number == signal.SIGKILL else 0)
+    wait_until_gone("front")
+
+
+def test_a_lab_whose_record_was_removed_ends_and_spares_the_next_one_of_its_name() -> None:
+    up("lost")
+    (old,) = processes_named("pddbed-lab", "lost")
+    shutil.rmtree("/run/pddbed/lost")
+    up("lost")
+    deadline = time.monotonic() + 5
+    while Path(f"/proc/{old}").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    time.sleep(0.2)  # the old lab's guardian has nothing left to do by now
+    assert run_pddbed("exec", "-l", "lost", "gw0", "--", "true").returncode == 0
+    assert run_pddbed("down", "lost").returncode == 0
+
+
+def test_rubbish_among_the_records_is_swept_and_no_link_is_followed_out(tmp_path: Path) -> None:
+    (tmp_path / "kept").touch()
+    root = Path("/run/pddbed")
+    root.mkdir(exist_ok=True)
+    (root / "rubbish-dir" / "guardian.lock").mkdir(parents=True)
+    (root / "rubbish-dir" / "logs").symlink_to(tmp_path)
+    (root / "rubbish-file").touch()
+    (root / "rubbish-link").symlink_to(tmp_path)
+    (root / "rubbish-fifo").mkdir()
+    os.mkfifo(root / "rubbish-fifo" / "guardian.lock")
+    assert run_pddbed("ps", timeout_s=10).returncode == 0
+    assert not list(root.glob("*rubbish*"))
+    assert (tmp_path / "kept").exists()
+
+
+@pytest.mark.parametrize("taken_by", ["file", "link", "directory"])
+def test_a_name_that_rubbish_has_is_free(tmp_path: Path, taken_by: str) -> None:
+    place = Path("/run/pddbed/littered")
+    place.parent.mkdir(exist_ok=True)
+    {"file": place.touch, "link": lambda: place.symlink_to(tmp_path), "directory": place.mkdir}[taken_by]()
+    up("littered")
+    assert run_pddbed("down", "littered").returncode == 0
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("content", [b"garbage", b"[1]", b'{"started": "x", "hosts": {}}', b"\xff\xfe"])
+def test_a_state_file_that_was_tampered_with_is_no_obstacle(content: bytes) -> None:
+    up("tampered")
+    Path("/run/pddbed/tampered/state.json").write_bytes(content)
+    for command in (["ps"], ["ps", "--json"], ["status", "-l", "tampered"], ["down", "tampered"]):
+        result = run_pddbed(*command)
+        assert result.returncode == 0, result.stderr
+    wait_until_gone("tampered")
+
+
+def test_a_host_whose_shell_was_killed_is_shown_as_gone_and_refused() -> None:
+    up("hollow")
+    shell = """kill -9 $(pgrep -f '^bash .* mininet:d1h0$')"""
+    assert run_pddbed("exec", "-l", "hollow", "md0", "--", "sh", "-c", shell).returncode == 0
+    result = run_pddbed("exec", "-l", "hollow", "md0", "--", "true")
+    assert result.returncode == 1
+    assert '"md0" is gone' in result.stderr
+    shown = run_pddbed("status", "-l", "hollow")
+    assert shown.returncode == 0, shown.stderr
+    assert "gone" in next(line for line in shown.stdout.splitlines() if line.startswith("md0"))
+    assert run_pddbed("down", "hollow").returncode == 0
+
+
+@pytest.mark.parametrize("victim", ["pddbed-lab", "pddbed-init", "pddbed-guard"])
+def test_a_stopped_process_of_the_lab_does_not_stop_down(victim: str) -> None:
     up("frozen")
-    (pid,) = processes_named("pddbed-lab", "frozen")
+    (pid,) = processes_named(victim, "frozen")
     os.kill(pid, signal.SIGSTOP)
     result = run_pddbed("down", "frozen")
     assert result.returncode == 0, result.stderr
