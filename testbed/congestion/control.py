@@ -5,7 +5,6 @@ Owns which one that is, and answers `wan play` and `wan show` on the control soc
 
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -61,11 +60,6 @@ class Congestion:
     def state(self) -> dict[str, Any] | None:
         """Of the timeline that plays, or that played last; None where there was none."""
         return None if self._player is None else self._player.state()
-
-    def close(self) -> None:
-        """End what plays, when the lab goes."""
-        with suppress(PlayError):
-            self.stop()
 
 
 def _describe(state: Mapping[str, Any]) -> str:

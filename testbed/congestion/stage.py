@@ -23,7 +23,7 @@ from testbed.congestion.agenda import (
 )
 from testbed.congestion.diary import Diary
 from testbed.congestion.gate import Gate
-from testbed.congestion.timeline import Change, CrossTraffic, Event, Outage, Replay, Timeline
+from testbed.congestion.timeline import Change, CrossTraffic, Event, Outage, Replay, Step, Timeline
 from testbed.congestion.traces.mahimahi import OPPORTUNITY_BITS
 from testbed.congestion.traces.read import DEFAULT_GRANULARITY_NS
 from testbed.congestion.traffic_pool import Source, Stream, TrafficPool
@@ -91,7 +91,10 @@ class Stage:
                 self._assign(event, change)
                 if key in self._found:
                     self._written[key] = change
-                return Done("set", {"values": change.to_dict()}, monotonic_ns())
+                done = Done("set", {"values": change.to_dict()}, monotonic_ns())
+                if isinstance(event.what, Step) and "rate_bps" in change.names:
+                    self._wan.tell_rates()  # what hosts may hand over at once; too slow for each step of a replay
+                return done
             case Remember(names):
                 return Done("replay-begin", {"found": self._remember(event, key, names)}, monotonic_ns())
             case PutBack():

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from testbed.congestion.player import PlayError
 from testbed.lab import network as lab_network
 from testbed.lab import operations, reachability
 from testbed.lab.control import ControlServer
@@ -65,7 +66,7 @@ class Supervisor:
                 lab.congestion.play(self._plan.congestion)
         except Exception as error:
             self._report(event="failed", error=_sentence(error))
-            if not isinstance(error, LinkError | StartError | reachability.Unreachable):
+            if not isinstance(error, LinkError | StartError | PlayError | reachability.Unreachable):
                 raise
             return 1
         self._report(event="up", seconds=round(time.monotonic() - self._began, 3), state=lab.state)
@@ -181,7 +182,7 @@ def _api_url(settings: Settings) -> str | None:
 
 def _sentence(error: Exception) -> str:
     """What the error says; of one that nobody expected also where it came from, since its log goes with the lab."""
-    if isinstance(error, LinkError | StartError | reachability.Unreachable):
+    if isinstance(error, LinkError | StartError | PlayError | reachability.Unreachable):
         return str(error)
     where = traceback.extract_tb(error.__traceback__)[-1]
     place = f"{Path(where.filename).name}, line {where.lineno}"

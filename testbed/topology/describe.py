@@ -4,9 +4,10 @@ Owns the words and the units on the screen; decides nothing.
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
+from testbed.congestion.describe import describe_timeline
 from testbed.impairment import BernoulliLoss, Impairment
 from testbed.topology.plan import HostPlan, LabPlan, RoutePlan, WanPlan
 from testbed.units import format_percent, short_duration, short_percent, short_rate, short_size
@@ -24,6 +25,8 @@ def describe(plan: LabPlan) -> list[str]:
     for wan in plan.wans:
         lines += [f"  {line}" for line in _wan(wan)]
     lines += [f"  {_route(route)}" for route in plan.routes if len(route.links) > 1]
+    if plan.congestion is not None:
+        lines += [f"  congestion {line}" for line in describe_timeline(plan.congestion)]
     if any(host.role == "gateway" for host in plan.hosts):
         lines.append(f"  OpenAI API on http://{plan.api_address}:{plan.api_port}/v1, model {plan.model['name']}")
     return lines
@@ -59,9 +62,10 @@ def direction_parts(impairment: Impairment) -> list[str]:
 
 
 def plan_as_dict(plan: LabPlan) -> dict[str, Any]:
-    """The plan with plain values, for JSON."""
-    plain: dict[str, Any] = _plain(asdict(plan))
-    return plain
+    """The plan with plain values, for JSON; of a replay, what its trace comes to."""
+    plain: dict[str, Any] = _plain(asdict(replace(plan, congestion=None)))
+    timeline = plan.congestion
+    return {**plain, "congestion": None if timeline is None else timeline.to_dict(whole=False)}
 
 
 def _host(host: HostPlan) -> str:
