@@ -34,6 +34,8 @@ class RequestLog:
     error: str | None = None
     end_ns: int | None = None
     unsettled: tuple[str, ...] = ()
+    retokenised: int | None = None
+    """Tokens of a chat's earlier turns that came back as others, so that no cache knows them from there on."""
 
     def find(self, name: str) -> Span | None:
         """The first span of that name, of whichever worker."""
@@ -70,6 +72,7 @@ class RequestLog:
             "pdd_relay": self.route.relay,
             "pdd_main": self.route.main,
             "pdd_hit_rate": self.route.hit_rate,
+            "pdd_retokenised_tokens": self.retokenised,
             **self._transfers(),
             **self._handoff(),
             "pdd_start_ns": self.start_ns,

@@ -11,6 +11,7 @@ import msgspec
 from fastapi import Request, Response
 
 from workers.gateway.answers import Answer, ChatAnswer, CompletionAnswer, Piece, usage
+from workers.gateway.conversations import Conversations
 from workers.gateway.disconnect import EventStream, unless_gone
 from workers.gateway.dispatcher import Dispatcher, LiveRequest
 from workers.gateway.errors import ApiError, from_failure
@@ -32,6 +33,7 @@ class Generation:
     def __init__(self, dispatcher: Dispatcher, model_id: str) -> None:
         self._dispatcher = dispatcher
         self._loaded = dispatcher.loaded
+        self._conversations = Conversations(dispatcher.loaded.tokenizer.eos_ids)
         self.model_id = model_id
 
     async def completion(self, request: Request, asked: CompletionRequest) -> Response:
@@ -47,10 +49,12 @@ class Generation:
         """Answer /v1/chat/completions. Raises ApiError."""
         self._check_model(asked.model)
         try:
-            prompt = self._loaded.tokenizer.apply_chat_template(asked.plain_messages)
+            messages = asked.plain_messages
+            prompt = self._loaded.tokenizer.apply_chat_template(messages)
         except ModelError as error:
             raise ApiError(400, str(error), param="messages") from None
-        return await self._answer(request, asked, prompt, asked.max_completion_tokens or asked.max_tokens, ChatAnswer)
+        max_tokens = asked.max_completion_tokens or asked.max_tokens
+        return await self._answer(request, asked, prompt, max_tokens, ChatAnswer, messages)
 
     # -- the request -------------------------------------------------------------------------------------------
 
@@ -117,12 +121,15 @@ class Generation:
         prompt: list[int],
         max_tokens: int | None,
         kind: type[Answer],
+        messages: list[dict[str, str]] | None = None,
     ) -> Response:
         allowed = self._check_prompt(prompt, max_tokens)
         live = self._submit(asked, prompt, allowed, kind.prefix)
+        if messages is not None:
+            live.log.retokenised = self._conversations.retokenised(messages, prompt)
         answer = kind(live.spec.id, self.model_id, int(time.time()))
         text = AnswerText(self._loaded.tokenizer.detokenizer(), asked.stops)
-        pieces = self._pieces(live, text)
+        pieces = self._pieces(live, text, messages)
         if asked.stream:
             # the status line waits for the first token: a request that fails before it gets the status it deserves
             first = await unless_gone(request, _first(pieces))
@@ -131,8 +138,12 @@ class Generation:
         body = answer.whole(whole, _usage(live))
         return Response(msgspec.json.encode(body), media_type="application/json")
 
-    async def _pieces(self, live: LiveRequest, text: AnswerText) -> AsyncGenerator[Piece, None]:
+    async def _pieces(
+        self, live: LiveRequest, text: AnswerText, messages: list[dict[str, str]] | None
+    ) -> AsyncGenerator[Piece, None]:
         """The answer's pieces. Raises ApiError. Closing it cancels the request."""
+        whole: list[str] = []
+        ids = list(live.spec.prompt)
         async with aclosing(self._dispatcher.tokens(live)) as answer:
             try:
                 async for tokens in answer:
@@ -140,9 +151,13 @@ class Generation:
                     out = "".join(text.push(token.token_id) for token in tokens)
                     if finish_reason is not None:
                         out += text.flush()
+                    whole.append(out)
+                    ids += [token.token_id for token in tokens]
                     if text.stopped:
                         finish_reason = "stop"
                         self._dispatcher.cancel(live, "stop string", finish_reason="stop")
+                    elif finish_reason is not None and messages is not None:
+                        self._conversations.note(messages, "".join(whole), ids)
                     record = live.log.record() if finish_reason is not None else None
                     yield Piece(out, tokens, finish_reason, record)
                     if finish_reason is not None:
