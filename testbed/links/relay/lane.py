@@ -35,7 +35,8 @@ class Lane:
         self._wire.configure(impairment, now)
         self._bottleneck.configure(impairment.rate_bps, impairment.queue_bytes, impairment.codel, now)
         self.impairment = impairment
-        self._line.limit_bytes = line_limit_bytes
+        # What is in flight came under the old limit, and must not crowd out what comes now.
+        self._line.limit_bytes = line_limit_bytes + self._line.held_bytes
 
     def arrive(self, data: bytes, now: int) -> None:
         """A packet was read from the device at `now`."""

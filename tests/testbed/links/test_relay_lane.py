@@ -92,6 +92,20 @@ def test_memory_is_bounded_and_what_does_not_fit_is_counted_as_unasked() -> None
     assert wire.lane.counters()["packets"] == len(wire.written)
 
 
+def test_a_lower_limit_does_not_drop_what_comes_behind_a_full_line() -> None:
+    """A rate that falls while a long line is full: 400 Mbit/s x 1 s is 50 MB, far more than 1 Mbit/s x 1 s."""
+    wire = Wire(Impairment(delay_ns=1000 * MS), limit_bytes=200_000)
+    for number in range(100):
+        wire.arrive(numbered(number, 1500), at=number * MS)
+    slower = Impairment(rate_bps=1_000_000, queue_bytes=100_000, delay_ns=1000 * MS)
+    wire.lane.configure(slower, 20_000, wire.now)
+    for number in range(10):
+        wire.arrive(numbered(100 + number, 1500), at=(100 + 20 * number) * MS)
+    wire.run_until(10_000 * MS)
+    assert len(wire.written) == 110
+    assert wire.lane.counters()["dropped_unasked"] == 0
+
+
 def test_noise_and_nonsense_are_counted_and_never_written() -> None:
     wire = Wire(Impairment())
     wire.arrive(packets.plain(b"\x60" + bytes(59)))
