@@ -31,7 +31,8 @@ def logs(host: str | None, lab: str | None, follow: bool) -> None:
     try:
         while True:
             for name, file in files.items():
-                offsets[file] += _print_from(file, offsets[file], label=None if host else name)
+                # A line that is not complete yet may be, the next time.
+                offsets[file] += _print_from(file, offsets[file], label=None if host else name, whole=follow)
             if not follow or record.guardian_pid() is None:
                 return
             time.sleep(0.2)
@@ -56,15 +57,16 @@ def _chosen(files: dict[str, Path], name: str) -> Path:
     return file
 
 
-def _print_from(file: Path, offset: int, label: str | None) -> int:
-    """Print whole lines from `offset` on; returns the number of bytes consumed."""
+def _print_from(file: Path, offset: int, label: str | None, whole: bool) -> int:
+    """Print the lines from `offset` on, or only whole ones; returns the number of bytes consumed."""
     try:
         with file.open("rb") as stream:
             stream.seek(offset)
             data = stream.read()
     except FileNotFoundError:
         return 0
-    whole = data[: data.rfind(b"\n") + 1]
-    for line in whole.decode(errors="replace").splitlines():
+    if whole:
+        data = data[: data.rfind(b"\n") + 1]
+    for line in data.decode(errors="replace").removesuffix("\n").split("\n") if data else ():
         click.echo(f"{label:<12} {line}" if label else line)
-    return len(whole)
+    return len(data)

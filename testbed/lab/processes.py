@@ -40,6 +40,8 @@ class HostProcess:
     pid: int | None = None
     state: str = "starting"
     status: int | None = None  # exit code; negative: the signal that ended it
+    # Of a command, kept: Python reaps the children of forgotten Popen objects whenever it starts another process.
+    child: "subprocess.Popen[bytes] | None" = None
 
 
 class HostProcesses:
@@ -88,8 +90,9 @@ class HostProcesses:
         for key, _ in self._selector.select(timeout_s):
             key.data()
         for process in self.by_host.values():
-            if process.host.command and process.state == "running" and process.pid:
-                self._reap_command(process)
+            status = process.child.poll() if process.child and process.state == "running" else None
+            if status is not None:
+                process.state, process.status = "exited", status
 
     def snapshot(self) -> dict[str, dict[str, Any]]:
         """State by host name, for `status`."""
@@ -232,13 +235,7 @@ class HostProcesses:
                 preexec_fn=enter_host,
                 start_new_session=True,
             )
-        process.pid, process.state = child.pid, "running"
-
-    def _reap_command(self, process: HostProcess) -> None:
-        assert process.pid is not None
-        pid, status = os.waitpid(process.pid, os.WNOHANG)
-        if pid:
-            process.state, process.status = "exited", os.waitstatus_to_exitcode(status)
+        process.child, process.pid, process.state = child, child.pid, "running"
 
     def _new_process(self, host: HostPlan) -> HostProcess:
         process = HostProcess(host, self._record.host_log(host.name))
