@@ -111,16 +111,23 @@ def print_links(links: list[dict[str, Any]]) -> None:
     for link in links:
         ends = link["between"]
         for direction, (source, target) in {"forward": ends, "backward": ends[::-1]}.items():
-            asked, counters = link["asked"][direction], link["counters"][direction]
+            asked, counters = link["asked"][direction], link["counters"].get(direction)
             changed = "" if asked == link["file"][direction] else " [yellow](changed)[/]"
-            dropped = sum(counters.get(key, 0) for key in ("dropped_queue", "dropped_loss", "lost"))
             table.add_row(
                 link["name"],
                 f"{source} > {target}",
                 link["driver"],
                 describe_direction(Impairment.from_dict(asked)) + changed,
-                str(counters["packets"]),
-                str(dropped),
-                f"[red]{counters['dropped_unasked']}[/]" if counters["dropped_unasked"] else "0",
+                *(("[red]broken[/]", "", "") if counters is None else _counted(counters)),
             )
     table_console().print(table)
+    for link in links:
+        if link["problem"]:
+            click.secho(link["problem"], fg="red")
+
+
+def _counted(counters: dict[str, Any]) -> tuple[str, str, str]:
+    """Packets, those dropped as asked, and those dropped unasked."""
+    dropped = sum(counters.get(key, 0) for key in ("dropped_queue", "dropped_loss", "lost"))
+    unasked = f"[red]{counters['dropped_unasked']}[/]" if counters["dropped_unasked"] else "0"
+    return str(counters["packets"]), str(dropped), unasked

@@ -74,6 +74,8 @@ class Verification:
         return []
 
     def _run(self, what: str, quick: bool) -> dict[str, Any]:
+        for link in self._network.links.values():
+            link.counters()  # a broken link says so, and how it broke
         request = {"what": what, "quick": quick, "links": [self._target(wan.name, wan.mtu) for wan in self._plan.wans]}
         process = subprocess.run(
             program("testbed.verify"), input=json.dumps(request), capture_output=True, text=True, env=environment()

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from testbed.congestion.change import apply_change, change_of
 from testbed.congestion.timeline import Change
 from testbed.impairment import Impairment
-from testbed.links.base import DIRECTIONS, Direction, WanLink
+from testbed.links.base import DIRECTIONS, Direction, LinkError, WanLink
 from testbed.topology import schema
 from testbed.topology.plan import LabPlan, WanPlan
 
@@ -45,11 +45,19 @@ class WanControl:
         }
 
     def show(self) -> list[dict[str, Any]]:
-        """Per link: the file's values, what is asked now, what is applied, and the counters."""
+        """Per link: the file's values, what is asked now, what is applied, and the counters.
+
+        `problem` says why a link is broken, whose `applied` and `counters` are empty then; None where it works.
+        """
         return [self._show(name) for name in self._plans]
 
     def _show(self, name: str) -> dict[str, Any]:
         plan, link = self._plans[name], self._links[name]
+        applied, counters, problem = {}, {}, None
+        try:
+            applied, counters = dict(link.applied()), dict(link.counters())
+        except LinkError as error:  # one broken link must not hide the rest of the lab
+            problem = str(error)
         return {
             "name": name,
             "between": [plan.a, plan.b],
@@ -57,8 +65,9 @@ class WanControl:
             "mtu": plan.mtu,
             "file": {direction: getattr(plan, direction).to_dict() for direction in DIRECTIONS},
             "asked": {direction: self._asked[name][direction].to_dict() for direction in DIRECTIONS},
-            "applied": dict(link.applied()),
-            "counters": dict(link.counters()),
+            "applied": applied,
+            "counters": counters,
+            "problem": problem,
         }
 
     def asked(self, name: str, direction: Direction) -> Impairment:
