@@ -17,6 +17,7 @@ from workers.wire.messages import (
     CacheNotice,
     Cancel,
     Failed,
+    Finish,
     Message,
     Prefill,
     Report,
@@ -118,13 +119,18 @@ class Dispatcher:
             self.cancel(request, "the client has gone")
 
     def cancel(self, request: LiveRequest, reason: str, *, finish_reason: str | None = None) -> None:
-        """End a request here and on every worker. Nothing happens when it is over already.
+        """End a request here, and what it does on every worker. Nothing happens when it is over already.
 
         `finish_reason`: the answer is complete for a reason that only the gateway sees (a stop string).
         """
-        if not request.over:
-            self._end(request, finish_reason, None if finish_reason else f"cancelled: {reason}")
+        if request.over:
+            return
+        self._end(request, finish_reason, None if finish_reason else f"cancelled: {reason}")
+        if finish_reason is None:
             self._cancel_workers(request, reason)
+        else:
+            for worker in sorted(request.unsettled):
+                self.peers.post_if_up(worker, Finish(request=request.spec.id))
 
     # -- Handler -----------------------------------------------------------------------------------------------
 

@@ -51,7 +51,7 @@ class MainDecodeWorker(DecodeWorker):
             self.peers.post(relay, HandOver(request=active.spec.id))
         relayed = await self._ids(active, relay)
         ids_ns = time.monotonic_ns()
-        if relayed.finish_reason is not None:
+        if relayed.finish_reason is not None or active.finished:
             await self._complete_cache(active, relayed)
             return
         token = await self.runner.extend(active.sequence, relayed.ids)

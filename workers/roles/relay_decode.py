@@ -12,7 +12,6 @@ class Relaying(Decoding):
     """A request on RLD. `asked_ns`: when main decode asked for it."""
 
     asked_ns: int | None = None
-    decoding = False
 
 
 class RelayDecodeWorker(DecodeWorker):
@@ -28,17 +27,14 @@ class RelayDecodeWorker(DecodeWorker):
 
     def deliver(self, active: Relaying, message: Message) -> None:
         active.asked_ns = time.monotonic_ns()
-        if active.decoding and active.sequence.finish_reason is None:
-            self.spawn(self.runner.stop(active.sequence))
+        self.stop_decoding(active)
 
     async def serve(self, active: Active) -> None:
         assert isinstance(active, Relaying)
         spec, sequence = active.spec, active.sequence
         first, finish = await active.arrived
         if active.asked_ns is None:
-            active.decoding = True
             await self.decode_from_first(active, "relay-decode", first, finish)
-            active.decoding = False
         else:  # main decode had the KV sooner than this worker: one token, and on to the hand-over
             active.begin_decode("relay-decode")
             sequence.tokens.append(first)
@@ -47,7 +43,7 @@ class RelayDecodeWorker(DecodeWorker):
         stopped_ns = time.monotonic_ns()
         if spec.main is not None:
             # Also when the answer ended here: main decode keeps the turn for the next one.
-            finish = sequence.finish_reason or finish
+            finish = sequence.finish_reason or finish or ("stop" if active.finished else None)
             ids = TokenIds(request=spec.id, ids=active.answer, stopped_ns=stopped_ns, finish_reason=finish)
             self.peers.post(spec.main, ids)
         if active.asked_ns is not None:

@@ -26,6 +26,7 @@ from workers.wire.messages import (
     Cancel,
     Facts,
     Failed,
+    Finish,
     Message,
     Report,
     RequestSpec,
@@ -67,6 +68,9 @@ class Active:
         self.spans: list[Span] = []
         self.failure: RequestFailed | None = None
         self.task: asyncio.Task[None] | None = None
+        self.decoding = False
+        self.finished = False
+        """The gateway wants no more tokens; the request goes on for the caches' sake."""
         self._decode: tuple[str, int, int] | None = None
 
     @property
@@ -237,9 +241,17 @@ class Worker:
 
     async def decode(self, active: Active) -> None:
         """Decode to the end, or until the sequence is stopped, streaming each token."""
-        async for token in self.runner.decode(active.sequence):
-            self.emit(active, token.position, [token.token_id], token.finish_reason)
+        if not active.finished:
+            active.decoding = True
+            async for token in self.runner.decode(active.sequence):
+                self.emit(active, token.position, [token.token_id], token.finish_reason)
+            active.decoding = False
         active.end_decode()
+
+    def stop_decoding(self, active: Active) -> None:
+        """No further token after the step in flight; `decode` returns."""
+        if active.decoding and active.sequence.finish_reason is None:
+            self.spawn(self.runner.stop(active.sequence))
 
     async def decode_from_first(self, active: Active, name: str, first: int, finish_reason: str | None) -> None:
         """Emit the token that prefill sampled, then decode unless it ended the answer."""
@@ -271,6 +283,11 @@ class Worker:
                 active.end()
             else:
                 self.peers.post_if_up(peer, Report(request=message.request, spans=[], done=True))
+        elif isinstance(message, Finish):
+            finished = self.active.get(message.request)
+            if finished is not None:
+                finished.finished = True
+                self.stop_decoding(finished)
         else:
             self.handle(peer, message)
 

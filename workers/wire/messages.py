@@ -151,6 +151,15 @@ class Cancel(Message, tag="cancel", frozen=True):
     reason: Text
 
 
+class Finish(Message, tag="finish", frozen=True):
+    """The answer is complete for a reason that only the gateway sees (a stop string): decode no further.
+
+    What is on its way to main decode still goes there, for its cache.
+    """
+
+    request: Name
+
+
 # -- prefill to decode, on a KV connection ---------------------------------------------------------------------
 
 
@@ -289,6 +298,7 @@ Control = (
     | CacheNotice
     | Prefill
     | Cancel
+    | Finish
     | KvBegin
     | KvEnd
     | KvAbort

@@ -111,6 +111,34 @@ def test_an_answer_that_ends_on_the_relay_is_in_main_decodes_cache_too(tiny: Loa
     run(test())
 
 
+def test_an_answer_that_a_stop_string_ends_on_the_relay_completes_main_decodes_cache(
+    tiny: LoadedModel, tmp_path: Path
+) -> None:
+    prompt = prompt_of(100)
+    expected = generate(tiny, prompt, Sampling(max_tokens=30, ignore_eos=True))
+    stop = tiny.tokenizer.decode(expected[28:30])
+
+    async def test() -> None:
+        async with SlowWan(tiny, tmp_path, 100e3) as lab:
+            fields = {"stop": [stop], "ignore_eos": True}
+            answer = await lab.complete(prompt, 3000, **fields)
+            assert answer["choices"][0]["finish_reason"] == "stop"
+            assert set(answer["pdd"]["instances"]) == {"rld0"}
+            assert lab.p0.active, "the KV is still on its way"
+            await eventually(lambda: not lab.rld0.active, 1, "the relay decodes no further")
+            lab.wan.rate_bytes_per_s = None
+            await lab.check_released(within_s=5)
+            chain = lab.md0.cache.hashes([*prompt, *answer["pdd"]["token_ids"]])
+            assert lab.md0.cache.policy.match(chain) == len(chain) == (100 + len(answer["pdd"]["token_ids"])) // 16
+            # with the cache warm main decode makes the answer, and stops there as well
+            again = await lab.complete(prompt, 3000, **fields)
+            assert again["pdd"]["token_ids"] == answer["pdd"]["token_ids"]
+            assert "md0" in again["pdd"]["instances"]
+            await lab.check_released(within_s=1)
+
+    run(test())
+
+
 def test_identical_prompts_at_the_same_moment(tiny: LoadedModel, tmp_path: Path) -> None:
     """Cold, then warm: all at once, with the same first block or the same everything."""
     base = prompt_of(80)
