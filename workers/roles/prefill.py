@@ -30,6 +30,8 @@ class Prefilling(Active):
         """By peer, the transfers that read its blocks."""
         self.wanted: dict[str, asyncio.Future[int]] = {}
         """By peer, the first block that it wants of a transfer that broke off."""
+        self.names: list[bytes] = []
+        """Of the prompt's full blocks."""
         self.over = False
 
 
@@ -78,6 +80,7 @@ class PrefillWorker(Worker):
         self.runner.keep(sequence)
         active.span("prefill", start_ns, time.monotonic_ns(), tokens=len(spec.prompt), cached=sequence.cached)
         self.report(active)
+        active.names = list(self.runner.hashes(sequence)[: len(spec.prompt) // self.pool.block_size])
         targets = [name for name in (spec.relay, spec.main) if name is not None]
         # Tasks of their own: cancelling the request must not cut a frame in half, only detach it from the blocks.
         deliveries = [self.spawn(self._deliver(active, name, first)) for name in targets]
@@ -116,11 +119,12 @@ class PrefillWorker(Worker):
 
         The last attempt relies on nothing. Raises what the last one raised.
         """
-        spec, mirror = active.spec, self.mirrors[name]
-        hashes = self.runner.hashes(active.sequence)[: len(spec.prompt) // self.pool.block_size]
+        spec, mirror, hashes = active.spec, self.mirrors[name], active.names
         first_block = mirror.held(hashes)
         broken = False
         for left in reversed(range(ATTEMPTS)):
+            if active.over:  # while this task waited for its turn, or for the receiver's word
+                raise TransferAborted("the request is over")
             begun_ns = time.monotonic_ns()
             kv = OutgoingKv(spec, self.pool, active.sequence.blocks, first.token_id, first.finish_reason, first_block)
             active.outgoing[name] = kv
@@ -140,8 +144,6 @@ class PrefillWorker(Worker):
                     raise
                 broken = True
                 first_block = await self._still_wanted(wanted, name, first_block)
-            if active.over:
-                raise TransferAborted("the request is over")
             active.span("kv-repair", begun_ns, time.monotonic_ns(), peer=name, bytes=kv.kv_bytes)
         raise AssertionError("the last attempt returns or raises")
 

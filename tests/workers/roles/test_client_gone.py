@@ -4,6 +4,7 @@ import asyncio
 import random
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -51,6 +52,29 @@ def test_during_prefill(tiny: LoadedModel, tmp_path: Path, stream: bool) -> None
         async with SlowWan(tiny, tmp_path, None) as lab:
             await leave_when(lab, "prefill", prompt_of(1000), stream)
             await lab.complete(prompt_of(20), 5)
+
+    run(test())
+
+
+def test_between_prefill_and_the_first_transfer(tiny: LoadedModel, tmp_path: Path) -> None:
+    """The tasks that deliver are there and have not begun: they must not touch blocks that are given back already."""
+
+    async def test() -> None:
+        async with SlowWan(tiny, tmp_path, None) as lab:
+            delivered = []
+            deliver = lab.p0._deliver
+
+            async def end_before_it_begins(active: Any, *rest: Any) -> None:
+                lab.p0.release(active)
+                delivered.append(await deliver(active, *rest))
+
+            lab.p0._deliver = end_before_it_begins
+            asking = asyncio.create_task(lab.complete(prompt_of(100), 5))
+            await eventually(lambda: len(delivered) == 2, 5, "both deliveries end")
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+            await lab.check_released(within_s=2)
+            assert lab.p0.counters.bytes("md0", "sent", "kv") == 0
 
     run(test())
 
