@@ -115,7 +115,7 @@ def _hit(span: Mapping[str, Any]) -> str:
 
 def route_sentence(record: Mapping[str, Any]) -> str:
     """Which pipeline, and why."""
-    return f"pipeline: {record['pdd_pipeline'].upper()}, as the {record['pdd_route_reason']}"
+    return f"pipeline {record['pdd_pipeline'].upper()}: {record['pdd_route_reason']}"
 
 
 def handover_sentence(record: Mapping[str, Any], marks: Marks) -> str | None:

@@ -12,6 +12,7 @@ from workers.wire.frames import COUNTED_AS, HEADER, MAGIC, FrameError, Header, p
 from workers.wire.messages import (
     Cancel,
     Failed,
+    Finish,
     HandOver,
     KvAbort,
     KvBegin,
@@ -19,6 +20,7 @@ from workers.wire.messages import (
     KvEnd,
     KvReceived,
     KvRefused,
+    KvWanted,
     Message,
     Prefill,
     Report,
@@ -29,7 +31,7 @@ from workers.wire.messages import (
 
 UNKNOWN = "unknown"
 _OF_TRANSFER = KvBlocks | KvEnd | KvAbort | KvReceived | KvRefused
-_OF_REQUEST = TokenIds | Tokens | HandOver | Report | Cancel | Failed
+_OF_REQUEST = TokenIds | Tokens | HandOver | KvWanted | Report | Cancel | Finish | Failed
 
 
 @dataclass(frozen=True, slots=True)

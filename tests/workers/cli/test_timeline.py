@@ -16,6 +16,7 @@ from workers.cli.timeline import (
     draw,
     handover_sentence,
     milliseconds,
+    route_sentence,
     rows_of,
     size,
 )
@@ -138,3 +139,24 @@ def test_numbers_have_three_digits_and_a_unit() -> None:
         "61.23 s",
     ]
     assert [size(v) for v in (12, 32_768, 1_658_880, 23_000_000)] == ["12 B", "33 kB", "1.7 MB", "23 MB"]
+
+
+def test_what_caches_had_is_shown_and_an_empty_delta_is_no_hole() -> None:
+    warm = record(pdd_relay=None, pdd_pipeline="p-md", pdd_route_reason="hit rate 98.0% is above 95.0%")
+    warm["pdd_spans"] = [
+        {"name": "prefill", "instance": "p0", "start_ns": 0, "end_ns": 200 * MS, "tokens": 800, "cached": 799},
+        # details of zero are left out of a record
+        {"name": "wan-transfer", "instance": "p0", "start_ns": 200 * MS, "end_ns": 500 * MS, "peer": "md0"}
+        | {"tokens": 800, "cached": 800},
+        {"name": "main-decode", "instance": "md0", "start_ns": 500 * MS, "end_ns": 995 * MS, "tokens": 20},
+    ]
+    prefill, wan, *_ = rows_of(warm, {}, BLOCKS)
+    assert prefill.detail == "200 ms  1 of 800 tokens"
+    assert wan.detail == "300 ms  0 B  100% hit"
+    assert len("1.24 s  1.7 MB  100% hit") <= DETAIL_CELLS
+    assert route_sentence(warm) == "pipeline P-MD: hit rate 98.0% is above 95.0%"
+
+
+def test_a_policy_is_a_reason_too() -> None:
+    fixed = record(pdd_pipeline="p-rld", pdd_route_reason="policy idc-pd")
+    assert route_sentence(fixed) == "pipeline P-RLD: policy idc-pd"
