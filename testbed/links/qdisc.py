@@ -5,7 +5,7 @@ Rates here are bytes/s as in the kernel; lengths are IP bytes, by means of a siz
 """
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -42,6 +42,15 @@ class GilbertElliott:
     kept_bad: int
     loss_good: int
 
+    def describe(self) -> dict[str, float]:
+        """The four probabilities as the topology file names them."""
+        return {
+            "good_to_bad": self.good_to_bad / PROBABILITY_ONE,
+            "bad_to_good": self.bad_to_good / PROBABILITY_ONE,
+            "loss_bad": 1 - self.kept_bad / PROBABILITY_ONE,
+            "loss_good": self.loss_good / PROBABILITY_ONE,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Netem:
@@ -56,6 +65,34 @@ class Netem:
     duplicate: int = 0
     corrupt: int = 0
     reorder: int = 0
+    split: bool = False  # every packet comes alone: super-packets were segmented on the way
+    seed: int | None = None  # kernels before 6.7 take none, and report none
+
+    @property
+    def drops_packets(self) -> bool:
+        """Whether it may drop on purpose (a corrupted packet is dropped where its checksum cannot be finished)."""
+        return bool(self.loss or self.gilbert_elliott or self.corrupt)
+
+    @property
+    def is_random(self) -> bool:
+        return self.drops_packets or bool(self.duplicate or self.reorder)
+
+    def describe(self) -> dict[str, Any]:
+        """Plain values with units in their names."""
+        loss: Any = self.loss / PROBABILITY_ONE
+        if self.gilbert_elliott is not None:
+            loss = self.gilbert_elliott.describe()
+        return {
+            "delay_ns": self.latency_ns,
+            "delay_line_packets": self.limit_packets,
+            "serialization_bps": self.rate_bytes_per_s * 8,
+            "loss": loss,
+            "duplication": self.duplicate / PROBABILITY_ONE,
+            "corruption": self.corrupt / PROBABILITY_ONE,
+            "reordering": self.reorder / PROBABILITY_ONE,
+            "split": self.split,
+            "seed": self.seed,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +113,7 @@ class Installed:
     kind: str
     settings: Tbf | Netem | None
     statistics: Statistics
-    charges_ip_bytes: bool  # a size table of ours is in place
+    charges_ip_bytes: bool  # a size table of ours is in place, or Ethernet headers are taken off
 
 
 @lru_cache(maxsize=8)
@@ -99,13 +136,18 @@ def size_table(mtu: int) -> bytes:
 
 def install(netlink: Any, index: int, settings: Tbf | Netem, mtu: int, present: bool) -> None:
     """Make `settings` the root qdisc of an interface, or change the `present` one, whose packets stay."""
-    kind, options = _tbf_options(settings) if isinstance(settings, Tbf) else _netem_options(settings)
-    base = {"cell_log": CELL_BYTES_LOG, "size_log": CELL_BYTES_LOG, "linklayer": LINKLAYER_ETHERNET, "tsize": CELLS}
-    # A change that leaves the size table out would remove it.
-    table = {"attrs": [["TCA_STAB_BASE", base], ["TCA_STAB_DATA", size_table(mtu)]]}
     flags = tc.CHANGE if present else tc.GRAFT
-    attributes = [["TCA_OPTIONS", options], ["TCA_STAB", table]]
-    tc.send(netlink, flags, index, tc.TC_H_ROOT, ROOT_HANDLE, kind, attributes)
+    tc.send(netlink, flags, index, tc.TC_H_ROOT, ROOT_HANDLE, *_attributes(settings, mtu))
+
+
+def change_message(index: int, netem: Netem, mtu: int) -> tuple[bytearray, int]:
+    """The bytes of a message that changes a netem, and where in them the delay stands (8 bytes, native order)."""
+    unlikely_ns = 0x7A11_5B1E_0DD5_EED5
+    attributes = _attributes(replace(netem, latency_ns=unlikely_ns), mtu)
+    message = tc.encoded(tc.CHANGE, index, tc.TC_H_ROOT, ROOT_HANDLE, *attributes)
+    position = message.index(struct.pack("=q", unlikely_ns))
+    struct.pack_into("=q", message, position, netem.latency_ns)
+    return message, position
 
 
 def installed(netlink: Any, index: int, mtu: int) -> Installed | None:
@@ -116,8 +158,11 @@ def installed(netlink: Any, index: int, mtu: int) -> Installed | None:
             options = message.get_attr("TCA_OPTIONS")
             settings = {"tbf": _read_tbf, "netem": _read_netem}.get(kind, lambda *_: None)(options, mtu)
             table = message.get_attr("TCA_STAB")
-            base = table.get_attr("TCA_STAB_BASE") if table else {}
-            return Installed(kind, settings, _read_statistics(message), base.get("tsize") == CELLS)
+            base = table.get_attr("TCA_STAB_BASE") if table else {"tsize": 0, "overhead": 0}
+            without_header = base["tsize"] == 0 and base["overhead"] == -ETHERNET_HEADER_BYTES
+            if isinstance(settings, Netem):
+                settings = replace(settings, split=without_header)
+            return Installed(kind, settings, _read_statistics(message), without_header or base["tsize"] == CELLS)
     return None
 
 
@@ -128,8 +173,15 @@ def differences(asked: Tbf | Netem, got: Tbf | Netem | None) -> list[str]:
     return [
         f"{name}: {getattr(asked, name)}, {getattr(got, name)}"
         for name in asked.__dataclass_fields__
-        if getattr(asked, name) != getattr(got, name) and not _same_burst(name, asked, got)
+        if getattr(asked, name) != getattr(got, name)
+        and not _same_burst(name, asked, got)
+        and not _no_matter_of_seed(name, asked, got)
     ]
+
+
+def _no_matter_of_seed(name: str, asked: Tbf | Netem, got: Tbf | Netem) -> bool:
+    """Old kernels have no seed; new ones choose one where none is given."""
+    return name == "seed" and None in (getattr(asked, name), getattr(got, name))
 
 
 def _same_burst(name: str, asked: Tbf | Netem, got: Tbf | Netem) -> bool:
@@ -138,6 +190,18 @@ def _same_burst(name: str, asked: Tbf | Netem, got: Tbf | Netem) -> bool:
         return False
     tick_bytes = TICK_NS * asked.rate_bytes_per_s // 10**9
     return abs(asked.burst_bytes - got.burst_bytes) <= tick_bytes + 2
+
+
+def _attributes(settings: Tbf | Netem, mtu: int) -> tuple[str, list[Any]]:
+    """Kind, options and size table. A change that leaves the table out would remove it."""
+    if isinstance(settings, Netem) and settings.split:
+        base = {"overhead": -ETHERNET_HEADER_BYTES, "linklayer": LINKLAYER_ETHERNET}
+        table: list[Any] = [["TCA_STAB_BASE", base]]
+    else:
+        base = {"cell_log": CELL_BYTES_LOG, "size_log": CELL_BYTES_LOG, "linklayer": LINKLAYER_ETHERNET, "tsize": CELLS}
+        table = [["TCA_STAB_BASE", base], ["TCA_STAB_DATA", size_table(mtu)]]
+    kind, options = _tbf_options(settings) if isinstance(settings, Tbf) else _netem_options(settings)
+    return kind, [["TCA_OPTIONS", options], ["TCA_STAB", {"attrs": table}]]
 
 
 def _tbf_options(tbf: Tbf) -> tuple[str, dict[str, Any]]:
@@ -162,6 +226,8 @@ def _netem_options(netem: Netem) -> tuple[str, dict[str, Any]]:
         ["TCA_NETEM_CORRUPT", {"probability": netem.corrupt}],
         ["TCA_NETEM_REORDER", {"probability": netem.reorder}],
     ]
+    if netem.seed is not None:
+        attributes.append(["TCA_NETEM_PRNG_SEED", netem.seed])
     if netem.gilbert_elliott is not None:
         ge = netem.gilbert_elliott
         model = {"p": ge.good_to_bad, "r": ge.bad_to_good, "h": ge.kept_bad, "k1": ge.loss_good}
@@ -199,6 +265,7 @@ def _read_netem(options: Any, _: int) -> Netem:
         duplicate=options["duplicate"],
         corrupt=corrupt["probability"],
         reorder=reorder["probability"] if options["gap"] else 0,
+        seed=options.get_attr("TCA_NETEM_PRNG_SEED"),
     )
 
 

@@ -4,7 +4,6 @@ Owns their names in the link's node and their settings (no IPv6, no spanning tre
 good); knows no impairment. The bridge is invisible to the routers, which see one /31 network.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ BRIDGE = "wan"
 # The port at which a direction leaves the node.
 PORTS: dict[Direction, str] = {"forward": "port-b", "backward": "port-a"}
 GSO_SEGMENTS = 65_535  # the kernel's default: super-packets pass whole
-FORWARDING = 3  # net/bridge: BR_STATE_FORWARDING
 
 
 def build(mtu: int, ends: tuple[WanEnd, WanEnd], node_pid: int) -> None:
@@ -33,16 +31,14 @@ def build(mtu: int, ends: tuple[WanEnd, WanEnd], node_pid: int) -> None:
             br_forward_delay=0,
             br_mcast_snooping=0,
         )
-        index = index_by_name(node)
         for port, end in zip(("port-a", "port-b"), ends, strict=True):
             peer = {"ifname": end.ifname, "mtu": mtu, "net_ns_pid": end.pid}
             node.link("add", ifname=port, kind="veth", mtu=mtu, peer=peer)
-            node.link("set", index=index(port), master=index(BRIDGE))
+            node.link("set", index=index_of(node, port), master=index_of(node, BRIDGE))
     addresses = [_raise_end(end) for end in ends]
     with open_netlink(node_pid) as node:
-        index = index_by_name(node)
         for name in ("port-a", "port-b", BRIDGE):
-            node.link("set", index=index(name), state="up")
+            node.link("set", index=index_of(node, name), state="up")
     for end, other, link_address in zip(ends, reversed(ends), reversed(addresses), strict=True):
         with open_netlink(end.pid) as netlink:
             # ARP would have to cross the link, and give up after 3 s.
@@ -50,21 +46,17 @@ def build(mtu: int, ends: tuple[WanEnd, WanEnd], node_pid: int) -> None:
                 "replace",
                 dst=str(other.address.ip),
                 lladdr=link_address,
-                ifindex=index_by_name(netlink)(end.ifname),
+                ifindex=index_of(netlink, end.ifname),
                 state="permanent",
             )
 
 
-def index_by_name(netlink: Any) -> Callable[[str], int]:
-    """A function that finds an interface's index in the namespace of the socket; KeyError-free: raises OSError."""
-
-    def index(name: str) -> int:
-        found = netlink.link_lookup(ifname=name)
-        if not found:
-            raise OSError(f"interface {name} is gone")
-        return int(found[0])
-
-    return index
+def index_of(netlink: Any, name: str) -> int:
+    """An interface's index in the namespace of the socket. Raises OSError."""
+    found = netlink.link_lookup(ifname=name)
+    if not found:
+        raise OSError(f"interface {name} is gone")
+    return int(found[0])
 
 
 def dropped(netlink: Any, index: int) -> int:
@@ -77,7 +69,7 @@ def _raise_end(end: WanEnd) -> str:
     """Address an end and bring it up; returns its link-layer address."""
     _sysctl(end.pid, f"net/ipv6/conf/{end.ifname}/disable_ipv6", "1")
     with open_netlink(end.pid) as netlink:
-        index = index_by_name(netlink)(end.ifname)
+        index = index_of(netlink, end.ifname)
         netlink.addr("add", index=index, address=str(end.address.ip), prefixlen=end.address.network.prefixlen)
         netlink.link("set", index=index, state="up")
         return str(netlink.get_links(index)[0].get_attr("IFLA_ADDRESS"))

@@ -9,7 +9,7 @@ netem gives each packet its own serialization time after the one before it, so t
 send it, and a lone packet takes the time that its bits need. netem's rate is 0.1 % higher, so that its line drains.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from testbed.impairment import NS_PER_S, SMALLEST_PACKET_BYTES, BernoulliLoss, GilbertElliottLoss, Impairment, Loss
 from testbed.links.qdisc import ETHERNET_HEADER_BYTES, PROBABILITY_ONE, U32_MAX, GilbertElliott, Netem, Tbf
@@ -34,7 +34,6 @@ RATE_MAX_BPS = 100_000_000_000
 # The kernel reports the burst as 32 bits of 64 ns; slower than this it would wrap.
 RATE_MIN_BPS = 1_000
 DELAY_MAX_NS = 3600 * NS_PER_S
-JITTER_MAX_NS = 2**31 - 1  # netem's tabledist takes 32 bits
 # What the kernel charges for a full packet (truesize: 2304 bytes for 1500), and a little.
 MEMORY_PER_BYTE = 1.6
 
@@ -45,8 +44,11 @@ class Shape:
 
     tbf: Tbf | None  # None: no limit
     netem: Netem
-    split: bool  # super-packets are segmented before netem, which sees each as one packet
     memory_bytes: int  # held when queue and delay line are full of full-size packets
+
+    def with_seed(self, seed: int) -> Netem:
+        """The delay line with a seed for its random decisions, where there are any."""
+        return replace(self.netem, seed=seed) if self.netem.is_random else self.netem
 
 
 def gso_cap_bytes(rate_bps: int | None, mtu: int, queue_bytes: int | None = None) -> int:
@@ -90,10 +92,16 @@ def shape(impairment: Impairment, mtu: int, timer_lateness_ns: int = TIMER_LATEN
         duplicate=fraction(impairment.duplication),
         corrupt=fraction(impairment.corruption),
         reorder=fraction(impairment.reordering),
+        split=bool(
+            impairment.loss
+            or impairment.duplication
+            or impairment.corruption
+            or impairment.reordering
+            or impairment.jitter  # whose many changes need a short message, without the size table
+        ),
     )
-    split = bool(impairment.loss or impairment.duplication or impairment.corruption or impairment.reordering)
     held = (impairment.delay_line_bytes() or 0) + (queue_bytes or 0)
-    return Shape(tbf, netem, split, int(held * MEMORY_PER_BYTE))
+    return Shape(tbf, netem, int(held * MEMORY_PER_BYTE))
 
 
 def delay_line_packets(impairment: Impairment) -> int:
@@ -163,8 +171,11 @@ def _check(impairment: Impairment) -> None:
         raise ValueError(f"delay: {_seconds(impairment.delay_ns)} is above the netem driver's limit of one hour")
     if impairment.codel is not None:
         raise ValueError("codel: the netem driver has no CoDel stage; use driver: userspace, or leave codel out")
-    if impairment.jitter is not None:
-        raise ValueError("jitter: the netem driver cannot do this yet; use driver: userspace")
+    if impairment.jitter is not None and isinstance(impairment.loss, GilbertElliottLoss):
+        raise ValueError(
+            "jitter: the netem driver cannot combine it with Gilbert-Elliott loss (its jitter changes the delay all "
+            "the time, and netem starts the two-state model anew at each change); use driver: userspace"
+        )
 
 
 def _rate(rate_bps: int | None) -> str:

@@ -161,10 +161,22 @@ def open_netlink(pid: int) -> Iterator[Any]:
 
 def send(netlink: Any, flags: int, index: int, parent: int, handle: int, kind: str, attributes: list[Any]) -> None:
     """Add or change one qdisc. `attributes` are TCA_OPTIONS and the like. Raises NetlinkError."""
+    netlink.nlm_request(_message(index, parent, handle, kind, attributes), RTM_NEWQDISC, flags)
+
+
+def encoded(flags: int, index: int, parent: int, handle: int, kind: str, attributes: list[Any]) -> bytearray:
+    """What `send` would send, for a socket of one's own."""
+    message = _message(index, parent, handle, kind, attributes)
+    message["header"] |= {"type": RTM_NEWQDISC, "flags": flags}
+    message.encode()
+    return bytearray(message.data)
+
+
+def _message(index: int, parent: int, handle: int, kind: str, attributes: list[Any]) -> Any:
     message = qdisc_message()
     message["index"], message["parent"], message["handle"] = index, parent, handle
     message["attrs"] = [["TCA_KIND", kind], *attributes]
-    netlink.nlm_request(message, RTM_NEWQDISC, flags)
+    return message
 
 
 def delete(netlink: Any, index: int, parent: int) -> None:

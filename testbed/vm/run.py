@@ -81,6 +81,7 @@ def _run_in(job: VmJob, image: VmImage, directory: Path, nonce: bytes, targets: 
             preexec_fn=_die_with_parent,
         )
         stack.callback(_end, process)
+        _hand_on_niceness(process.pid)
         for _, theirs in pairs:
             theirs.close()
         streams = [TrailedStream(nonce) for _ in targets]
@@ -137,6 +138,12 @@ def _post_mortem(directory: Path, qemu_status: int) -> str:
 
 def _die_with_parent() -> None:
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _hand_on_niceness(pid: int) -> None:
+    """A nice value counts only among the processes of one session where autogroups are on: give QEMU's group ours."""
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{pid}/autogroup").write_text(str(os.getpriority(os.PRIO_PROCESS, 0)))
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -21,3 +21,10 @@ def line() -> Iterator["Line"]:  # noqa: F821
 
     with Line() as built:
         yield built
+
+
+@pytest.fixture(autouse=True)
+def clear(request: pytest.FixtureRequest) -> None:
+    """Every test of the line starts from an unimpaired one."""
+    if "line" in request.fixturenames:
+        request.getfixturevalue("line").set()

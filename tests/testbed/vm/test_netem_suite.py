@@ -29,8 +29,10 @@ def test_everything_that_needs_netem_passes_in_the_vm(
 ) -> None:
     options = ("--timeout", str(GUEST_TIMEOUT_S), "--output", str(tmp_path), "--env", "PYTEST_DISABLE_PLUGIN_AUTOLOAD")
     command = (*GUEST_PYTEST, "-o", "junit_family=xunit1", "--junitxml=/job/out/results.xml", *GUEST_TESTS)
+    # To the guest, every moment that QEMU waits for a CPU is a moment in which nothing moves: it goes first.
+    first = ("nice", "-n", "-10") if os.geteuid() == 0 else ()
     run = subprocess.run(
-        [PDDBED, "vm", "run", *options, "--", *command],
+        [*first, PDDBED, "vm", "run", *options, "--", *command],
         cwd=PROJECT,
         env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         stdout=subprocess.PIPE,
