@@ -42,7 +42,8 @@ class Lease:
 class BlockCache:
     """Keeps one reference to each cached block, and gives the pool blocks back when it runs out.
 
-    `on_change(inserted, evicted)` hears of full blocks by name, in order.
+    `on_change(inserted, evicted)` hears of full blocks by name, in order. `keeps_unfilled`: last blocks, too; of no use
+    where sequences adopt exactly what someone relies on.
     """
 
     def __init__(
@@ -50,8 +51,11 @@ class BlockCache:
         pool: BlockPool,
         fingerprint: str,
         on_change: Callable[[list[bytes], list[bytes]], None] = lambda inserted, evicted: None,
+        *,
+        keeps_unfilled: bool = True,
     ) -> None:
         self.pool = pool
+        self._keeps_unfilled = keeps_unfilled
         self.policy = PrefixPolicy()
         self._root = chain_root(fingerprint, pool.block_size)
         self._cached: dict[bytes, _Cached] = {}
@@ -119,7 +123,7 @@ class BlockCache:
         full = len(tokens) // self.pool.block_size
         path = hashes[:full]
         data = token_bytes(tokens)
-        if last and len(data) > full * self._full_bytes:
+        if last and self._keeps_unfilled and len(data) > full * self._full_bytes:
             rest = data[full * self._full_bytes :]
             parent = path[-1] if path else self._root
             if not any(self._cached[name].tokens.startswith(rest) for name in self._branches(path, full)):

@@ -102,6 +102,8 @@ class Incoming:
 class DecodeWorker(Worker):
     """Base of both decode roles. Implements wire's `Receiver`."""
 
+    adopts_unfilled = False  # the sender says how many whole blocks to adopt
+
     def __init__(self, environment: WorkerEnvironment, loaded: LoadedModel) -> None:
         super().__init__(environment, loaded, receiver=self)
         self.block_size = self.pool.block_size

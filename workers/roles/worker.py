@@ -130,6 +130,9 @@ def local_facts(environment: WorkerEnvironment, loaded: LoadedModel) -> Local:
 class Worker:
     """Base of the roles. Subclasses say what a request does (`serve`) and which messages they know (`handle`)."""
 
+    adopts_unfilled = True
+    """Whether new sequences here can begin with a part of a block."""
+
     def __init__(self, environment: WorkerEnvironment, loaded: LoadedModel, receiver: Receiver | None = None) -> None:
         self.environment = environment
         self.pool = BlockPool.for_budget(
@@ -143,7 +146,9 @@ class Worker:
             local_facts(environment, loaded), environment.peers, self, receiver, environment.serving.kv_connections
         )
         self.notices = Notices(self.peers, environment.role)
-        self.cache = BlockCache(self.pool, loaded.fingerprint, self.notices.changed)
+        self.cache = BlockCache(
+            self.pool, loaded.fingerprint, self.notices.changed, keeps_unfilled=self.adopts_unfilled
+        )
         self.runner = EngineRunner(loaded, self.pool, cache=self.cache)
         self.active: dict[str, Active] = {}
         self.ended = Bounded()

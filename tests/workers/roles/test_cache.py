@@ -80,6 +80,16 @@ def test_a_prompt_that_is_cached_everywhere_sends_its_unfilled_block_at_most(
     run(test())
 
 
+def test_only_prefill_keeps_unfilled_blocks_as_only_prefill_can_use_them(tiny: LoadedModel, tmp_path: Path) -> None:
+    async def test() -> None:
+        async with SlowWan(tiny, tmp_path, None) as lab:
+            await Turns(lab, tiny).ask(prompt_of(40), 21)
+            assert len(lab.p0.cache) == 3
+            assert len(lab.md0.cache) == len(lab.md0.cache.names) == 60 // 16
+
+    run(test())
+
+
 def test_partly_warm_prompts_share_their_beginning_and_no_more(tiny: LoadedModel, tmp_path: Path) -> None:
     async def test() -> None:
         async with SlowWan(tiny, tmp_path, None) as lab:
