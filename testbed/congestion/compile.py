@@ -35,7 +35,7 @@ from testbed.topology.salvage import readable
 from testbed.units import format_duration, quote
 
 MAX_OCCURRENCES = 100_000
-MAX_CHANGES_IN_ALL = 400_000  # of all traces together: what a lab keeps, and takes over its control socket
+MAX_CHANGES_IN_ALL = 250_000  # of all replays together: what a lab keeps, and takes over its control socket
 NO_LINK_MAX_RATE_BPS = 100_000_000_000  # where the link is a mistake of its own
 MAX_GRANULARITY_NS = 10_000_000_000
 
@@ -237,10 +237,9 @@ def _between(events: list[Event], links: Sequence[LinkFacts] | None, memory_byte
     if occurrences > MAX_OCCURRENCES:
         yield Conflict(events[-1], f"makes {occurrences:,} occurrences in all; the most is {MAX_OCCURRENCES:,}")
         return
-    traces = {id(event.what.trace): event.what.trace for event in events if isinstance(event.what, Replay)}
-    changes = sum(len(trace) for trace in traces.values())
+    changes = sum(len(event.what.trace) for event in events if isinstance(event.what, Replay))
     if changes > MAX_CHANGES_IN_ALL:
-        message = f"the traces come to {changes:,} changes in all; the most is {MAX_CHANGES_IN_ALL:,}"
+        message = f"all replays come to {changes:,} changes in all; the most is {MAX_CHANGES_IN_ALL:,}"
         yield Conflict(events[-1], f"{message}; use fewer or shorter traces, or a larger granularity")
     yield from conflicts(events)
     if links is not None:

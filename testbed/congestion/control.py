@@ -46,7 +46,7 @@ class Congestion:
             seeded = adapted(replace(timeline, seed=self._plan.seed), drivers)
             stage = Stage(self._plan, self._network, self._wan, seeded, self._diary)
             player = self._player = Player(seeded, stage, self._diary, self._record.events_socket)
-        player.begin()
+            player.begin()
         return player.state()
 
     def stop(self) -> dict[str, Any]:
