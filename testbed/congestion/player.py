@@ -175,7 +175,7 @@ class Player:
         self._track(move)
         if isinstance(move.action, PrepareTraffic):
             return
-        self._progress.applied += 1
+        self._progress.applied += done.what != "error"
         self._progress.superseded += superseded
         self._progress.latest_ns = max(self._progress.latest_ns, done.at_ns - due)
         self._diary.write(
