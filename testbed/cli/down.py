@@ -23,7 +23,7 @@ def down(lab_argument: str | None, lab: str | None, all_labs: bool) -> None:
     if all_labs:
         chosen = [record for record in records if record.directory.parent == state_root()]
     elif name is not None:
-        chosen = [record for record in records if record.name == name]
+        chosen = [record for record in records if record.name == name][:1]  # this user's own comes before root's
     elif records:
         chosen = [find_record(None)]
     else:

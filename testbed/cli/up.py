@@ -107,10 +107,15 @@ def _stay(name: str) -> None:
 
 
 def _summary(state: dict[str, Any], seconds: float) -> None:
+    from testbed.cli.wan import notes_of
+
     click.echo(
         f'lab "{state["name"]}" is up after {seconds:.1f} s: {state["hosts"]} hosts, WAN driver {state["driver"]}'
     )
     _links(state)
+    for name, applied in state["applied"].items():
+        for note in notes_of({"name": name, "applied": applied}):
+            click.secho(f"  {note}", fg="yellow")
     if state["api"]:
         click.echo(f"  OpenAI API at {state['api']}/v1 (model {state['model']})")
         click.echo('  try: pddbed ask "Why is the sky blue?"')

@@ -124,6 +124,14 @@ def print_links(links: list[dict[str, Any]]) -> None:
     for link in links:
         if link["problem"]:
             click.secho(link["problem"], fg="red")
+        for note in notes_of(link):
+            click.secho(note, fg="yellow")
+
+
+def notes_of(link: dict[str, Any]) -> list[str]:
+    """What limits a link's driver here, though it works."""
+    refused = {applied.get("realtime_refused") for applied in link["applied"].values()} - {None, ""}
+    return [f'wan "{link["name"]}": no real-time priority ({reason}); the relay may be late' for reason in refused]
 
 
 def _counted(counters: dict[str, Any]) -> tuple[str, str, str]:

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from testbed import interpreter
 from testbed.doctor.findings import Examination, Finding, limited, missing, ok
 from testbed.lab import cgroups
 from testbed.links import kernel
@@ -56,15 +57,14 @@ def _privilege() -> Iterator[Finding]:
 def _sandbox() -> Iterator[Finding]:
     """What the lab's namespaces allow, tried from inside."""
     as_root = () if os.geteuid() == 0 else ("--user", "--map-root-user")
-    program = [sys.executable, "-P", "-m", "testbed.doctor.inside"]
     try:
         done = subprocess.run(
-            ["unshare", *as_root, *NAMESPACE_OPTIONS, "--", *program],
+            ["unshare", *as_root, *NAMESPACE_OPTIONS, "--", *interpreter.program("testbed.doctor.inside")],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=PATIENCE_S,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+            env=interpreter.environment(),
         )
     except FileNotFoundError:
         yield missing("namespaces", "there is no unshare program to try them with", _install("util-linux"))

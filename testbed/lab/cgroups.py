@@ -29,6 +29,16 @@ def cpu_controller() -> tuple[Path, int] | None:
     return None
 
 
+def quota_problem() -> str | None:
+    """Why a quota cannot hold here; None when it can."""
+    found = cpu_controller()
+    if found is None:
+        return "no cpu cgroup controller is mounted"
+    if not os.access(found[0], os.W_OK):
+        return f"this user cannot write to the cpu cgroups ({found[0]})"
+    return None
+
+
 def create(lab: str, host: str, cpus: float) -> Path:
     """Make the cgroup of a host limited to `cpus` CPUs (0.5 is half of one). Raises OSError where not allowed."""
     found = cpu_controller()

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from testbed.congestion.conflicts import overloads
 from testbed.congestion.link_facts import links_of_plan
@@ -36,6 +37,10 @@ def check(plan: LabPlan, wan_driver: str, with_workers: bool) -> Readiness:
     if shutil.which("bash") is None:
         problems.append(
             "bash is not on PATH, and Mininet's nodes are bash shells; install it with: apt-get install bash"
+        )
+    if not Path("/etc/hosts").exists():
+        problems.append(
+            "there is no /etc/hosts, whose place the lab's own takes inside; make one with: touch /etc/hosts"
         )
     if os.geteuid() != 0 and not kernel.user_namespaces_work():
         problems.append("building namespaces needs root here (user namespaces are not allowed); use sudo pddbed up ...")
@@ -103,7 +108,6 @@ def _check_cpus(readiness: Readiness) -> None:
             readiness.problems.append(
                 f'host "{host.name}": CPU {numbers} is not available here (available: {have}); change cpu.affinity'
             )
-        if host.quota is not None and cgroups.cpu_controller() is None:
-            readiness.problems.append(
-                f'host "{host.name}": no cpu cgroup controller is mounted, so cpu.quota cannot hold; leave it out'
-            )
+        problem = None if host.quota is None else cgroups.quota_problem()
+        if problem is not None:
+            readiness.problems.append(f'host "{host.name}": {problem}, so cpu.quota cannot hold; leave it out')

@@ -27,6 +27,7 @@ class LabError(Exception):
 
 
 ROOTS_LABS = Path("/run/pddbed")
+MAX_SOCKET_PATH = 107  # sun_path without its NUL, unix(7)
 ELSEWHERE = 0  # stands for the guardian's pid where it lives outside this process's PID namespace
 _LOCK_NAME = ".lock"
 
@@ -183,7 +184,9 @@ def registry() -> Iterator[Path]:
     try:
         root.mkdir(mode=0o755, parents=True, exist_ok=True)
         if not _is_own_directory(root):
-            raise LabError(f"{root} is not a directory that only this user can write to; remove it and try again")
+            raise LabError(
+                f"{root} must be a directory of this user that nobody else can write to; correct it or remove it"
+            )
         fd = os.open(root / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         raise LabError(
@@ -214,6 +217,11 @@ def create_record(root: Path, name: str) -> Record:
     """Reserve a name, sweeping a dead lab of the same name. Call inside `registry()`. Raises LabError."""
     refuse_taken(root, name)
     record = Record(root / name)
+    if len(os.fsencode(record.control_socket)) > MAX_SOCKET_PATH:
+        raise LabError(
+            f"{record.control_socket} is too long for the path of a socket (at most {MAX_SOCKET_PATH} bytes); choose a"
+            " shorter --name, or a shorter XDG_RUNTIME_DIR or TMPDIR"
+        )
     record.sweep()
     try:
         record.directory.mkdir(mode=0o755)
@@ -250,7 +258,7 @@ def live_records() -> list[Record]:
 
 
 def find_record(name: str | None) -> Record:
-    """The named lab, or the only one. LabError lists the choices otherwise."""
+    """The named lab, or the only one, this user's own before root's. LabError lists the choices otherwise."""
     records = live_records()
     names = ", ".join(record.name for record in records)
     if name is not None:
@@ -262,6 +270,7 @@ def find_record(name: str | None) -> Record:
         )
     if not records:
         raise LabError("no lab is up; start one with: pddbed up FILE")
-    if len(records) > 1:
+    own = [record for record in records if record.directory.parent == state_root()]
+    if len(own or records) > 1:
         raise LabError(f"several labs are up ({names}); name one with --lab")
-    return records[0]
+    return (own or records)[0]

@@ -26,6 +26,7 @@ MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 WATCH_MS = 2000  # how often the guardian looks for its lab's record
+READY, PROBLEM_BYTES = b"\0", 1000
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -48,15 +49,14 @@ def start(record: Record, supervisor: Callable[[], int], tether: int, started: i
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for fd in (holding, tether, started):
             os.close(fd)
-        ready = os.read(held, 1)
+        said = os.read(held, PROBLEM_BYTES)
         os.close(held)
-        if not ready:
+        if said != READY:
             os.waitpid(guardian, 0)
-            said = record.log("guardian").read_text().strip() if record.log("guardian").exists() else ""
-            raise SandboxError(f"the lab's guardian did not start ({said or 'it said nothing'})")
+            raise SandboxError(f"the lab's guardian did not start ({said.decode() or 'it was killed'})")
         return guardian
     os.close(held)
-    status = 1
+    status, reporting = 1, True
     try:
         os.setsid()
         name_process("pddbed-guard")
@@ -64,11 +64,16 @@ def start(record: Record, supervisor: Callable[[], int], tether: int, started: i
         _detach_output(record.log("guardian"))
         _close_all_but(holding, tether, started, *keep)
         lock = record.take()
-        os.write(holding, b"1")
+        os.write(holding, READY)
         os.close(holding)
+        reporting = False
         status = _guard(record, supervisor, tether, started, keep, lock)
     except BaseException as error:  # a forked child must never return into the caller's code
-        print(f"guardian: {error!r}", file=sys.stderr, flush=True)
+        if reporting:
+            with suppress(OSError):
+                os.write(holding, str(error).encode()[:PROBLEM_BYTES])
+        else:
+            print(f"guardian: {error!r}", file=sys.stderr, flush=True)
     finally:
         os._exit(status)
 

@@ -5,6 +5,7 @@ All or nothing: whatever fails, or Ctrl-C at any moment, takes down what was bui
 
 import json
 import os
+import select
 import signal
 import socket
 import time
@@ -18,6 +19,7 @@ from testbed.lab.control import ask_lab
 from testbed.lab.record import ELSEWHERE, LabError, Record, create_record, refuse_taken, registry, sweep_dead
 from testbed.topology.plan import LabPlan
 
+LAST_WORDS_S = 2.0
 GRACE_S = 5.0  # how long a supervisor may take to answer `down`, and then to end
 
 
@@ -53,7 +55,7 @@ def up(plan: LabPlan, options: UpOptions, on_event: Callable[[dict[str, Any]], N
         guardian, record, following, holding = _start_guardian(plan, options, opened)
         try:
             with record.log("guardian").open() as diary:  # opened now: the record is swept when the lab ends
-                state = _follow(following, diary, on_event)
+                state = _follow(following, guardian, diary, on_event)
             if options.tethered:
                 os.dup(holding)  # stays open for as long as this process lives
             else:
@@ -134,7 +136,7 @@ def _open_sockets(
     return api, published
 
 
-def _follow(following: int, diary: TextIO, on_event: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+def _follow(following: int, guardian: int, diary: TextIO, on_event: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     for event in _events(following):
         if event["event"] == "up":
             state: dict[str, Any] = event["state"]
@@ -143,8 +145,18 @@ def _follow(following: int, diary: TextIO, on_event: Callable[[dict[str, Any]], 
         if event["event"] == "failed":
             raise LabError(event["error"])
         on_event(event)
+    _wait_for_last_words(guardian)
     said = "".join(f"\n    {line}" for line in diary.read().splitlines()[-12:])
     raise LabError(f"the lab's supervisor ended while the lab was being built; nothing of it is left{said}")
+
+
+def _wait_for_last_words(guardian: int) -> None:
+    """The supervisor has ended: its PID 1 and then the guardian may still say why. Neither is waited for for ever."""
+    watch = os.pidfd_open(guardian)
+    try:
+        select.select([watch], [], [], LAST_WORDS_S)
+    finally:
+        os.close(watch)
 
 
 def _events(following: int) -> Iterator[dict[str, Any]]:

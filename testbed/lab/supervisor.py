@@ -131,11 +131,12 @@ class Supervisor:
             "driver": self._settings.driver,
             "api": self._api_url,
             "model": self._plan.model.get("name"),
-            "workers": self._settings.with_workers,
+            "workers": self._settings.with_workers and any(host.role for host in self._plan.hosts),
             "started": time.time(),
             "hosts": len(self._plan.hosts),
             "build_seconds": self._build_seconds,
             "verified": lab.verification.last,
+            "applied": {link["name"]: link["applied"] for link in lab.wan.show()},
             "measured": [
                 {"name": wan.name, "asked_rtt_ms": wan.rtt_ns / 1e6, "rtt_ms": lab.measured_rtt_ns[wan.name] / 1e6}
                 for wan in self._plan.wans
@@ -184,7 +185,8 @@ def _sentence(error: Exception) -> str:
     """What the error says; of one that nobody expected also where it came from, since its log goes with the lab."""
     if isinstance(error, LinkError | StartError | PlayError | reachability.Unreachable):
         return str(error)
-    where = traceback.extract_tb(error.__traceback__)[-1]
+    frames = traceback.extract_tb(error.__traceback__)
+    where = [frame for frame in frames if "testbed" in frame.filename][-1]  # not within some library
     place = f"{Path(where.filename).name}, line {where.lineno}"
     return f"the lab cannot be built: {error or type(error).__name__} ({type(error).__name__} in {place})"
 
