@@ -9,13 +9,13 @@ values mean is in `shaping`, what the kernel does with them in `qdisc`. Devices 
 
 import errno
 import os
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 from pyroute2.netlink.exceptions import NetlinkError
@@ -28,6 +28,8 @@ from testbed.links.shaping import TIMER_LATENESS_NS, Shape, refuse_beyond_memory
 from testbed.links.tc_messages import open_netlink
 from testbed.links.wander import Wanderer
 from testbed.topology.plan import WanPlan
+
+Done = TypeVar("Done")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +70,12 @@ class NetemLink(WanLink):
         self._lines: dict[Direction, _Port] = {}
         self._limits: dict[Direction, qdisc.Tbf | None] = {}  # what the limiters were told last
         self._wanderers: dict[Direction, Wanderer] = {}
+        self._closed = False
         self._available_bytes = 0  # when the link was built, before its own packets took any
         self._sockets = ExitStack()
-        self._lock = threading.Lock()
+        # pyroute2 opens a new socket, in the caller's own namespace, when a second thread uses a handle. So one
+        # thread makes the sockets and uses them, one request at a time, whoever asks.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"netem-{plan.name}")
 
     @classmethod
     def refuses(cls, impairment: Impairment, mtu: int) -> str | None:
@@ -84,37 +89,55 @@ class NetemLink(WanLink):
         self._available_bytes = psutil.virtual_memory().available
         shapes = {direction: self._shape(direction, self._asked[direction]) for direction in DIRECTIONS}
         self._refuse_beyond_memory(self._asked)
-        with self._lock, self._errors("cannot be built"):
-            segment.build(self.plan.mtu, self.ends, self.node_pid)
-            for pid in (self.ends[0].pid, self.node_pid, self.ends[1].pid):
-                keep_flows_in_order(pid)
-            node = self._sockets.enter_context(open_netlink(self.node_pid))
-            for direction, end in zip(DIRECTIONS, self.ends, strict=True):
-                router = self._sockets.enter_context(open_netlink(end.pid))
-                self._limiters[direction] = self._port(router, end.ifname)
-                self._lines[direction] = self._port(node, segment.PORTS[direction])
-                self._install(direction, shapes[direction])
+        self._do("cannot be built", lambda: self._build(shapes))
 
     def apply(self, direction: Direction, impairment: Impairment) -> None:
         wanted = self._shape(direction, impairment)
         self._refuse_beyond_memory({**self._asked, direction: impairment})
-        with self._lock, self._errors("cannot be changed"):
+
+        def change() -> None:
             self._asked[direction] = impairment
             self._install(direction, wanted)
 
+        self._do("cannot be changed", change)
+
     def applied(self) -> Mapping[Direction, dict[str, Any]]:
-        with self._lock, self._errors("cannot be read"):
-            return {direction: self._applied(direction) for direction in DIRECTIONS}
+        return self._do("cannot be read", lambda: {way: self._applied(way) for way in DIRECTIONS})
 
     def counters(self) -> Mapping[Direction, dict[str, int]]:
-        with self._lock, self._errors("cannot be read"):
-            return {direction: self._counters(direction) for direction in DIRECTIONS}
+        return self._do("cannot be read", lambda: {way: self._counters(way) for way in DIRECTIONS})
 
     def close(self) -> None:
-        with self._lock:
-            for direction in DIRECTIONS:
-                self._stop_wandering(direction)
-            self._sockets.close()
+        if self._closed:
+            return
+        self._closed = True
+        self._do("cannot be closed", self._end)
+        self._thread.shutdown()
+
+    def _do(self, what: str, work: Callable[[], Done]) -> Done:
+        """Run `work` in the thread of the sockets; `what` is for the message of a LinkError."""
+
+        def run() -> Done:
+            with self._errors(what):
+                return work()
+
+        return self._thread.submit(run).result()
+
+    def _build(self, shapes: Mapping[Direction, Shape]) -> None:
+        segment.build(self.plan.mtu, self.ends, self.node_pid)
+        for pid in (self.ends[0].pid, self.node_pid, self.ends[1].pid):
+            keep_flows_in_order(pid)
+        node = self._sockets.enter_context(open_netlink(self.node_pid))
+        for direction, end in zip(DIRECTIONS, self.ends, strict=True):
+            router = self._sockets.enter_context(open_netlink(end.pid))
+            self._limiters[direction] = self._port(router, end.ifname)
+            self._lines[direction] = self._port(node, segment.PORTS[direction])
+            self._install(direction, shapes[direction])
+
+    def _end(self) -> None:
+        for direction in DIRECTIONS:
+            self._stop_wandering(direction)
+        self._sockets.close()
 
     def _shape(self, direction: Direction, impairment: Impairment) -> Shape:
         try:

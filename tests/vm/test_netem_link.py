@@ -11,6 +11,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from line import MTU, Line
@@ -277,3 +278,19 @@ def test_counters_count_ip_bytes(line: Line) -> None:
     after = line.link.counters()["forward"]
     assert after["packets"] - before["packets"] == 10
     assert after["bytes"] - before["bytes"] == 10 * 1028
+
+
+def test_a_link_is_changed_and_read_from_any_thread(line: Line) -> None:
+    """The lab changes links from the threads of its control socket, and timelines from one of their own."""
+    line.set(Impairment(delay_ns=5 * MS))
+    wanted = Impairment(delay_ns=30 * MS, rate_bps=50_000_000, queue_bytes=200_000)
+
+    def change_and_read() -> int:
+        line.link.apply("forward", wanted)
+        delay: int = line.link.applied()["forward"]["delay_ns"]
+        return delay + 0 * line.link.counters()["forward"]["packets"]
+
+    with ThreadPoolExecutor(4) as threads:
+        found = [future.result() for future in [threads.submit(change_and_read) for _ in range(8)]]
+    assert found == [30 * MS] * 8
+    assert_round_trips(line.round_trips_ms(count=10), line.floor_ms, 35)
