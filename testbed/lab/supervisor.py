@@ -3,8 +3,10 @@
 Everything it makes lives in the sandbox, so its death, however it comes, takes the whole lab with it.
 """
 
+import errno
 import json
 import os
+import resource
 import signal
 import socket
 import time
@@ -57,6 +59,8 @@ class Supervisor:
 
     def run(self) -> int:
         """Build, report, serve until told to stop. The result is the process's exit status."""
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a host takes two descriptors, and more while built
         try:
             lab = self._build()
             lab.state = self._state(lab)
@@ -185,6 +189,8 @@ def _sentence(error: Exception) -> str:
     """What the error says; of one that nobody expected also where it came from, since its log goes with the lab."""
     if isinstance(error, LinkError | StartError | PlayError | reachability.Unreachable):
         return str(error)
+    if isinstance(error, OSError) and error.errno == errno.EMFILE:
+        return "the lab cannot be built: this process may not open as many files as it takes; raise it with ulimit -n"
     frames = traceback.extract_tb(error.__traceback__)
     where = [frame for frame in frames if "testbed" in frame.filename][-1]  # not within some library
     place = f"{Path(where.filename).name}, line {where.lineno}"

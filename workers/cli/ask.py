@@ -63,6 +63,11 @@ def ask(
         prompt = sys.stdin.read()
     if not prompt:
         raise CommandError("the prompt is empty; give some text, or - and the text on standard input")
+    for name, text in (("prompt", prompt), ("--system", system or "")):
+        try:
+            text.encode()
+        except UnicodeEncodeError:  # bytes of another encoding, as Python keeps them
+            raise CommandError(f"the {name} is not UTF-8; convert it first (iconv -t utf-8)") from None
     if raw and system is not None:
         raise CommandError("--system needs the chat template; leave --raw out")
     path, body = _request(prompt, system, raw)

@@ -1,6 +1,7 @@
 """A lab comes up and down the same from whatever surroundings a script has: streams, signals, umask, directories."""
 
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -110,3 +111,48 @@ def test_an_exported_tmout_does_not_end_the_shells_that_hold_the_network() -> No
     assert shell(UP, TMOUT="1", PROMPT_COMMAND="echo prompt").returncode == 0
     time.sleep(1.5)
     assert is_up()
+
+
+def test_a_low_soft_limit_on_open_files_is_raised_and_a_low_hard_one_named(tmp_path: Path) -> None:
+    hosts = "".join(f"      h{number}: {{}}\n" for number in range(60))
+    file = tmp_path / "many.yaml"
+    file.write_text(f"datacenters:\n  main:\n    subnet: 10.1.0.0/24\n    hosts:\n{hosts}")
+    many = f"{PDDBED} up {file} --name {LAB} --no-verify"
+    refused = shell(f"ulimit -n 80; {many}")
+    assert refused.returncode == 1
+    assert "ulimit -n" in refused.stderr
+    assert shell(f"ulimit -Sn 80; {many}").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("trouble", "words"),
+    [
+        ("mount -t tmpfs -o mode=755,size=4k none /run/pddbed", "No space left"),
+        ("mount -t tmpfs -o mode=755,nr_inodes=7 none /run/pddbed", "No space left"),
+        ("mount -t tmpfs -o mode=755,ro none /run/pddbed", "Read-only file system"),
+        ("mount -t tmpfs -o mode=777 none /run/pddbed", "nobody else can write to"),
+        ("mount -t tmpfs none /run; touch /run/pddbed", "/run/pddbed"),
+        ("mount -t tmpfs none /run; ln -s /tmp /run/pddbed", "/run/pddbed"),
+    ],
+)
+def test_where_records_cannot_be_kept_up_says_so_and_leaves_nothing(trouble: str, words: str) -> None:
+    Path("/run/pddbed").mkdir(exist_ok=True)
+    done = shell(f"unshare --mount sh -c '{trouble}; exec \"$@\"' sh {UP}")
+    assert done.returncode == 1
+    assert words in done.stderr.splitlines()[-1]
+
+
+def test_a_machine_without_a_hosts_file_is_told_to_make_one(tmp_path: Path) -> None:
+    for name in ("passwd", "group", "nsswitch.conf", "ld.so.cache"):
+        (tmp_path / name).write_bytes(Path("/etc", name).read_bytes())
+    done = shell(f"unshare --mount sh -c 'mount --bind {tmp_path} /etc; exec \"$@\"' sh {UP}")
+    assert done.returncode == 1
+    assert "touch /etc/hosts" in done.stderr
+
+
+def test_down_from_inside_a_lab_that_does_not_answer_kills_nothing_of_its_caller() -> None:
+    assert shell(UP).returncode == 0
+    inside = f"kill -STOP 2; {PDDBED} down {LAB}; echo alive"  # 2 is the supervisor, whose guardian is outside
+    done = shell(f"{PDDBED} exec -l {LAB} gw0 -- sh -c {shlex.quote(inside)}")
+    assert "not of this PID namespace" in done.stderr
+    assert done.stdout == "alive\n"

@@ -127,6 +127,8 @@ def test_a_system_message_changes_the_answer(api: str) -> None:
         (["--raw", "x" * 5000], "maximum context length is 4096 tokens"),
         (["--max-tokens", "5000", "x"], "maximum context length is 4096 tokens"),
         ([""], "the prompt is empty"),
+        ([os.fsdecode(b"gr\xfc\xdfe")], "the prompt is not UTF-8"),
+        (["hi", "--system", os.fsdecode(b"\xff")], "the --system is not UTF-8"),
         (["--raw", "--system", "x", "y"], "--system needs the chat template"),
         (["--api", "not an address", "x"], "not an address"),
     ],
