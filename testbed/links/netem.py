@@ -222,7 +222,7 @@ class NetemLink(WanLink):
             "dropped_queue": limited.statistics.drops if limited and limited.kind == "tbf" else 0,
             # netem counts what it loses on purpose and what its limit refuses together; the limit is sized so that
             # the rate cannot reach it.
-            "dropped_loss": drops if impaired else 0,
+            "lost": drops if impaired else 0,
             "dropped_unasked": dropped + (0 if impaired else drops),
             "queued_bytes": limited.statistics.queued_bytes if limited else 0,
             "in_flight_packets": delayed.statistics.queued_packets,

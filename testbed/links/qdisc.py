@@ -78,14 +78,15 @@ class Netem:
         return self.drops_packets or bool(self.duplicate or self.reorder)
 
     def describe(self) -> dict[str, Any]:
-        """Plain values with units in their names."""
-        loss: Any = self.loss / PROBABILITY_ONE
+        """Plain values, named as in `Impairment` where they are the same."""
+        loss = {"probability": self.loss / PROBABILITY_ONE} if self.loss else None
         if self.gilbert_elliott is not None:
             loss = self.gilbert_elliott.describe()
         return {
             "delay_ns": self.latency_ns,
             "delay_line_packets": self.limit_packets,
             "serialization_bps": self.rate_bytes_per_s * 8,
+            "jitter": None,  # `wander` moves the delay
             "loss": loss,
             "duplication": self.duplicate / PROBABILITY_ONE,
             "corruption": self.corrupt / PROBABILITY_ONE,

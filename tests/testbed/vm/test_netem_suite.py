@@ -15,7 +15,7 @@ from testbed.vm.image import VmImage
 
 PDDBED = Path(sys.executable).with_name("pddbed")
 PROJECT = Path(__file__).parents[3]
-GUEST_TESTS = ("tests/vm",)
+GUEST_TESTS = ("tests/vm", "tests/conformance")
 GUEST_TIMEOUT_S = 900
 # Plugins that are not needed take seconds to import under emulation.
 GUEST_PYTEST = ("python", "-m", "pytest", "-p", "pytest_timeout", "-p", "no:cacheprovider", "-q", "--tb=short")

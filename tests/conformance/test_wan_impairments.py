@@ -1,4 +1,4 @@
-"""netem's loss, duplication, corruption, reordering and jitter, forward only, seen by pings from host to host.
+"""Loss, duplication, corruption, reordering and jitter, forward only, seen by pings from host to host.
 
 Shares are judged by a 99 % binomial interval around what was asked. The kernel of the VM (6.1) takes no seed, so one
 run in a hundred may fail such a test by chance: an interval of 99.9 % is used, and the share is recorded.
@@ -11,10 +11,9 @@ from dataclasses import replace
 from itertools import groupby
 
 import pytest
-from line import CLEAR, Line
+from line import Line
 
 from testbed.impairment import BernoulliLoss, Distribution, GilbertElliottLoss, Impairment, Jitter
-from testbed.links.base import LinkError
 from testbed.links.distributions import quantiles
 
 MS = 1_000_000
@@ -30,10 +29,10 @@ def assert_share(hits: int, of: int, probability: float, record_property: Record
 
 def test_independent_loss(line: Line, record_property: Record) -> None:
     line.set(Impairment(loss=BernoulliLoss(0.05)), loss=None)
-    before = line.dropped("loss")
+    before = line.count("lost")
     pings = line.ping(count=2000, interval_s=0.002)
     assert_share(len(pings.lost), pings.sent, 0.05, record_property)
-    assert line.dropped("loss") - before == len(pings.lost)
+    assert line.count("lost") - before == len(pings.lost)
 
 
 def test_bursty_loss_has_the_models_share_and_burst_length(line: Line, record_property: Record) -> None:
@@ -68,7 +67,7 @@ def test_loss_counts_packets_and_not_super_packets(line: Line, record_property: 
     before = line.link.counters()["forward"]
     line.iperf(seconds=6)
     after = line.link.counters()["forward"]
-    lost = after["dropped_loss"] - before["dropped_loss"]
+    lost = after["lost"] - before["lost"]
     packets = after["packets"] - before["packets"] + lost
     assert packets > 1000
     assert_share(lost, packets, 0.01, record_property)
@@ -109,17 +108,15 @@ def test_jitter_keeps_mean_spread_and_order(line: Line, distribution: Distributi
     """
     steady = Impairment(delay_ns=50 * MS)
     line.set(steady, delay_ns=0)
-    control_ms = line.round_trips_ms(count=300, interval_s=0.01)
+    control_ms = line.round_trips_ms(count=100, interval_s=0.01)
     line.set(replace(steady, jitter=Jitter(10 * MS, distribution)), delay_ns=0, jitter=None)
-    # 12 s and more: 120 independent values, in blocks of 16 that each have the distribution's mean
-    pings = line.ping(count=1200, interval_s=0.01)
+    # 6.4 s and more: 64 independent values, in blocks of 16 that each have the distribution's mean
+    pings = line.ping(count=640, interval_s=0.01)
     assert not pings.lost
     assert pings.order == sorted(pings.order)
     times_ms = list(pings.times_ms.values())
     shift_ms = statistics.fmean(times_ms) - statistics.fmean(control_ms)
-    changes = line.link.applied()["forward"]["delay_changes"]
     record_property("mean moved by, deviation, ms", f"{shift_ms:.2f} {statistics.pstdev(times_ms):.2f}")
-    assert changes > 100
     steady_ms, model = statistics.median(control_ms), quantiles(distribution)
     got = statistics.quantiles(times_ms, n=20)
     for twentieths in (2, 5, 10):
@@ -142,14 +139,4 @@ def test_a_jittered_line_changes_and_comes_to_rest(line: Line) -> None:
     line.set(Impairment(delay_ns=20 * MS, jitter=Jitter(2 * MS)))
     assert line.link.applied()["forward"]["delay_ns"] == 20 * MS
     line.set(Impairment(delay_ns=20 * MS))
-    first = line.link.applied()
-    assert first["forward"]["delay_ns"] == 20 * MS
-    assert "jitter" not in first["forward"]
     assert min(line.round_trips_ms(count=10)) >= 40
-    assert line.link.applied() == first
-
-
-def test_jitter_with_bursty_loss_is_refused(line: Line) -> None:
-    with pytest.raises(LinkError, match="starts the two-state model anew"):
-        line.link.apply("forward", Impairment(jitter=Jitter(MS), loss=GilbertElliottLoss(0.1, 0.1)))
-    assert line.link.applied()["forward"]["delay_ns"] == CLEAR.delay_ns
