@@ -32,7 +32,7 @@ def console(tmp_path: Path, image: VmImage) -> Callable[..., subprocess.Popen[st
         (tmp_path / "cache").mkdir()
         (tmp_path / "cache" / image.directory.name).symlink_to(image.directory)
         return subprocess.Popen(
-            [PDDBED, "vm", "run", "--", *command],
+            ["nice", "-n", "3", PDDBED, "vm", "run", "--", *command],
             env=os.environ | {"PDDBED_CACHE": str(tmp_path / "cache")},
             stdout=subprocess.PIPE,
             text=True,
@@ -112,6 +112,9 @@ def test_ending_the_harness_ends_the_emulator(
     assert process.stdout.readline() == "up\n"
     children = psutil.Process(process.pid).children(recursive=True)
     assert [child.name() for child in children] == ["qemu-system-x86_64"]
+    autogroup = Path(f"/proc/{children[0].pid}/autogroup")
+    if autogroup.exists() and (text := autogroup.read_text()):  # niceness counts between sessions only there
+        assert text.split()[-1] == "3"
     os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
     status = process.wait(timeout=20)
     assert status == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[number]
