@@ -48,7 +48,7 @@ demo: setup  ## two datacenters up, a question answered across the relay, all of
 	$(PDDBED) ask --lab demo --max-tokens 48 "A user in Sydney asks a model in Frankfurt a long question. The prompt is read in one datacenter and the answer is written in another, joined by a wide area network. Explain in a few sentences why a relay that starts to answer at once makes the wait shorter."
 
 test: setup lint  ## lint, types, and every test, on this kernel and in the VM
-	@$(BIN)/python -m pytest
+	@tests/run
 
 lint: $(VENV)/.installed  ## ruff and mypy
 	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy
