@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -13,6 +14,10 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SHARED = ROOT.parent / "shared"  # data beside the checkout; tests that need it say so when it is absent
+
+
+# A shell's background jobs ignore SIGINT, and so would every command that a test starts and interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
