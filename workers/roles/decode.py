@@ -12,6 +12,7 @@ from typing import Any
 from workers.cache import MissingBlocks
 from workers.engine import Sequence
 from workers.environment import WorkerEnvironment
+from workers.events import Teller
 from workers.models import LoadedModel
 from workers.roles.worker import Active, Bounded, RequestFailed, Worker
 from workers.wire.frames import WireError
@@ -23,7 +24,9 @@ BROKEN = ("connection_lost", "deadline_exceeded")  # a transfer's ends that anot
 
 
 class Decoding(Active):
-    """A request on a decode worker."""
+    """A request on a decode worker. `kv_event` is what timelines are told of its KV's coming in; None: nothing."""
+
+    kv_event: str | None = None
 
     def __init__(self, spec: RequestSpec, sequence: Sequence, worker: "DecodeWorker") -> None:
         super().__init__(spec, sequence)
@@ -54,6 +57,8 @@ class Incoming:
         self._pool = active.worker.pool
         self._target: Target | None = None
         self._waiting: asyncio.TimerHandle | None = None
+        self._arrived_blocks = 0
+        self._expected_blocks = self._pool.blocks_for(len(active.spec.prompt)) - active.held_blocks
 
     def views(self, first_block: int, tokens: list[int]) -> list[memoryview]:
         blocks = self._active.sequence.blocks[first_block : first_block + len(tokens)]
@@ -63,8 +68,13 @@ class Incoming:
         self._target = target
 
     def verified(self, blocks: int) -> None:
-        if not self.cancelled:
-            self._active.held_blocks += blocks
+        if self.cancelled:
+            return
+        self._active.held_blocks += blocks
+        self._arrived_blocks += blocks
+        if self._active.kv_event is not None:
+            fraction = min(1.0, self._arrived_blocks / max(1, self._expected_blocks))
+            self._active.worker.teller.tell(self._active.kv_event, request=self._active.spec.id, fraction=fraction)
 
     def complete(self, first_token: int, finish_reason: str | None, received_ns: int) -> None:
         active = self._active
@@ -108,6 +118,7 @@ class DecodeWorker(Worker):
         super().__init__(environment, loaded, receiver=self)
         self.block_size = self.pool.block_size
         self.bytes_per_token = self.pool.bytes_per_token
+        self.teller = Teller()
         # What other workers say of a request whose KV has not begun to arrive: their way here may be the faster one.
         self._early = Bounded()
 

@@ -15,6 +15,8 @@ log = logging.getLogger(__name__)
 class MainDecoding(Decoding):
     """A request on MD; `ids` come from the relay."""
 
+    kv_event = "kv-transfer"  # across the WAN; the relay's comes over the fabric
+
     def __init__(self, spec: RequestSpec, sequence: Sequence, worker: DecodeWorker) -> None:
         super().__init__(spec, sequence, worker)
         self.ids: asyncio.Future[TokenIds] = asyncio.get_running_loop().create_future()

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from testbed.congestion.bursts import burst_seed, bursts
-from testbed.congestion.tell import Teller
 from testbed.lab.control import ask_lab
 from testbed.lab.record import find_record
 from tests.conftest import run_pddbed
 from tests.testbed.congestion.probes import probe
 from tests.testbed.congestion.timelines import MBIT, MS, SECOND
+from workers.events import Teller
 
 pytestmark = pytest.mark.root
 NAME = "congestion-test"

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.congestion.agenda import Told
-from testbed.congestion.tell import Teller
 from testbed.congestion.triggers import Ear, parse
 from tests.conftest import ROOT
+from workers.events import Teller
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_what_is_told_is_heard_at_the_senders_stamp(ear: Ear, tmp_path: Path) ->
 
 
 def test_the_sender_needs_nothing_of_this_project(ear: Ear, tmp_path: Path) -> None:
-    script = (ROOT / "testbed/congestion/tell.py").read_text() + "\nassert Teller().tell('handoff', request='r')\n"
+    script = (ROOT / "workers/events.py").read_text() + "\nassert Teller().tell('handoff', request='r')\n"
     environment = {"PDDBED_EVENTS": str(tmp_path / "events.sock")}
     subprocess.run([sys.executable, "-I", "-S", "-c", script], env=environment, cwd=tmp_path, check=True)
     assert [told for told, _ in ear.listen(time.monotonic_ns())] == [Told("handoff", 1.0, "r")]

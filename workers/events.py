@@ -1,4 +1,4 @@
-"""Telling a lab that something happened, out of band: for whatever serves requests. Uses the standard library only.
+"""Telling a lab that something happened, out of band: for timelines. Uses the standard library only.
 
 One datagram to a Unix socket, whose path is in PDDBED_EVENTS; docs/congestion.md has its form for other languages. It
 never blocks and never fails: where no timeline listens, nothing is sent. Count at the receiver: "60 % of a KV transfer
