@@ -10,7 +10,7 @@ PDDBED  := $(SUDO) $(abspath $(BIN))/pddbed
 
 # network: mininet's mnexec, tools that users run inside hosts; vm: a kernel with netem under QEMU; a font for pictures
 PACKAGES := mininet iproute2 iputils-ping iperf3 ethtool procps curl python3-venv \
-            qemu-system-x86 busybox-static cpio kmod fonts-dejavu-core
+            qemu-system-x86 busybox-static kmod fonts-dejavu-core
 
 .PHONY: help packages link setup demo test lint clean
 .DEFAULT_GOAL := help

@@ -13,7 +13,7 @@ from ipaddress import IPv4Address
 from mininet.node import Node
 
 from testbed.lab import tuning
-from testbed.lab.network import Network
+from testbed.lab.network import HOST_IFNAME, Network
 from testbed.netns import netlink_in
 from testbed.topology.plan import LabPlan, RoutePlan, WanPlan
 
@@ -54,7 +54,7 @@ def _make(network: Network, wan: WanPlan, number: int) -> tuple[Node, Node]:
         router = network.routers[datacenter]
         node = network.net.addHost(f"e{number}{'ab'[side]}")
         ifname = f"end{number}"
-        link = network.net.addLink(node, router, intfName1="eth0", intfName2=ifname)
+        link = network.net.addLink(node, router, intfName1=HOST_IFNAME, intfName2=ifname)
         with netlink_in(router.pid) as ip:
             index = ip.link_lookup(ifname=ifname)[0]
             ip.link("set", index=index, mtu=FABRIC_MTU, state="up")
@@ -62,7 +62,7 @@ def _make(network: Network, wan: WanPlan, number: int) -> tuple[Node, Node]:
             ip.neigh("replace", dst=str(own + 1), lladdr=link.intf1.mac, ifindex=index, state=0x80)
             ip.route("add", dst=f"{far_end}/32", gateway=str(far_router.ip))
         with netlink_in(node.pid) as ip:
-            index = ip.link_lookup(ifname="eth0")[0]
+            index = ip.link_lookup(ifname=HOST_IFNAME)[0]
             ip.link("set", index=1, state="up")
             ip.link("set", index=index, mtu=FABRIC_MTU, state="up")
             ip.addr("add", index=index, address=str(own + 1), prefixlen=31)
@@ -72,6 +72,6 @@ def _make(network: Network, wan: WanPlan, number: int) -> tuple[Node, Node]:
             ip.route("add", dst="0.0.0.0/0", gateway=str(own), metrics=tuning.route_metrics(route, wan))
         tuning.tune_host(node.pid, [route])
         if network.links[wan.name].driver == "netem":
-            tuning.cap_super_packets(node.pid, "eth0", tuning.super_packet_bytes([route], {wan.name: rate_bps}))
+            tuning.cap_super_packets(node.pid, HOST_IFNAME, tuning.super_packet_bytes([route], {wan.name: rate_bps}))
         nodes.append(node)
     return nodes[0], nodes[1]

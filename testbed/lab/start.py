@@ -16,6 +16,7 @@ from typing import Any, TextIO
 
 from testbed.lab import sandbox
 from testbed.lab.control import ask_lab
+from testbed.lab.environment import hosts_file
 from testbed.lab.record import ELSEWHERE, LabError, Record, create_record, refuse_taken, registry, sweep_dead
 from testbed.topology.plan import LabPlan
 
@@ -76,7 +77,7 @@ def _start_guardian(plan: LabPlan, options: UpOptions, opened: ExitStack) -> tup
     Progress is read from the first, which closes when the supervisor ends; closing the second, the tether, ends the
     lab. Whatever fails, both are closed with `opened`, and the record is swept.
     """
-    from testbed.lab.supervisor import Settings, Supervisor, write_hosts_file
+    from testbed.lab.supervisor import Settings, Supervisor
 
     with _readable_files(), registry() as root, ExitStack() as sockets:
         refuse_taken(root, plan.name)
@@ -90,7 +91,7 @@ def _start_guardian(plan: LabPlan, options: UpOptions, opened: ExitStack) -> tup
         opened.callback(os.close, following)
         record = create_record(root, plan.name)
         try:
-            write_hosts_file(plan, record)
+            record.hosts_file.write_text(hosts_file(plan))  # becomes the lab's /etc/hosts
             settings = Settings(options.driver, options.with_workers, api, published, options.verify, started)
             keep = tuple(listener.fileno() for listener in listening)
             guardian = sandbox.start(record, Supervisor(plan, record, settings).run, tether, started, keep)

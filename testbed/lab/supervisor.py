@@ -21,7 +21,6 @@ from testbed.congestion.player import PlayError
 from testbed.lab import network as lab_network
 from testbed.lab import operations, reachability
 from testbed.lab.control import ControlServer
-from testbed.lab.environment import hosts_file
 from testbed.lab.processes import HostProcesses, StartError
 from testbed.lab.publish import publish
 from testbed.lab.record import Record
@@ -195,8 +194,3 @@ def _sentence(error: Exception) -> str:
     where = [frame for frame in frames if "testbed" in frame.filename][-1]  # not within some library
     place = f"{Path(where.filename).name}, line {where.lineno}"
     return f"the lab cannot be built: {error or type(error).__name__} ({type(error).__name__} in {place})"
-
-
-def write_hosts_file(plan: LabPlan, record: Record) -> None:
-    """Before the sandbox starts: the file that becomes the lab's /etc/hosts."""
-    record.hosts_file.write_text(hosts_file(plan))

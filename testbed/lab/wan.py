@@ -92,9 +92,7 @@ class WanControl:
 
     def reset(self, name: str) -> dict[str, Any]:
         """Back to what the file says."""
-        plan = self._plan(name)
-        with self._lock:
-            self._apply(name, {"forward": plan.forward, "backward": plan.backward})
+        self._restore(name)
         self.tell_rates()
         return self._show(name)
 
@@ -105,8 +103,15 @@ class WanControl:
                 self._apply(name, dict.fromkeys(DIRECTIONS, Impairment()))
 
     def reset_all(self) -> None:
+        """As `reset`, of every link; the hosts are told of the rates once."""
         for name in self._plans:
-            self.reset(name)
+            self._restore(name)
+        self.tell_rates()
+
+    def _restore(self, name: str) -> None:
+        plan = self._plan(name)
+        with self._lock:
+            self._apply(name, {"forward": plan.forward, "backward": plan.backward})
 
     def tell_rates(self) -> None:
         """Call `on_rates` with the lower rate of each link's two directions, in bit/s."""
