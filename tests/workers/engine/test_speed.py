@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from tests.workers.engine.drive import prompt
+from tests.workers.models.oracle import llama_shape
 from workers.engine import Sampling, generate
 from workers.models import LoadedModel
 
@@ -27,13 +28,8 @@ def least_cpu_s(work: Callable[[], object]) -> float:
 
 def test_a_single_sequence_of_tiny_decodes_no_slower_than_in_transformers(tiny: LoadedModel) -> None:
     config = tiny.config
-    shape = LlamaConfig(
-        vocab_size=config.vocab,
-        hidden_size=config.hidden,
-        intermediate_size=config.intermediate,
-        num_hidden_layers=config.layers,
-        num_attention_heads=config.heads,
-        num_key_value_heads=config.kv_heads,
+    shape = llama_shape(
+        config,
         head_dim=config.head_dim,
         eos_token_id=None,
         pad_token_id=0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
@@ -31,18 +32,26 @@ def their_logits(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
     return logits
 
 
-def llama_from_gguf(path: Path, config: ModelConfig) -> LlamaForCausalLM:
-    """transformers' own reading of a GGUF file: its reader, its permutation, its names.
-
-    `from_pretrained(gguf_file=...)` would need accelerate and 15 s; this is what it does inside.
-    """
-    shape = LlamaConfig(
+def llama_shape(config: ModelConfig, **more: Any) -> LlamaConfig:
+    """A Llama of the same size for transformers; `more` is what else matters to the comparison."""
+    return LlamaConfig(
         vocab_size=config.vocab,
         hidden_size=config.hidden,
         intermediate_size=config.intermediate,
         num_hidden_layers=config.layers,
         num_attention_heads=config.heads,
         num_key_value_heads=config.kv_heads,
+        **more,
+    )
+
+
+def llama_from_gguf(path: Path, config: ModelConfig) -> LlamaForCausalLM:
+    """transformers' own reading of a GGUF file: its reader, its permutation, its names.
+
+    `from_pretrained(gguf_file=...)` would need accelerate and 15 s; this is what it does inside.
+    """
+    shape = llama_shape(
+        config,
         max_position_embeddings=config.context_length,
         rms_norm_eps=config.rms_eps,
         rope_parameters={"rope_theta": config.rope_theta, "rope_type": "default"},

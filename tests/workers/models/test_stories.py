@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from tests.conftest import SHARED
 from tests.workers.engine.test_zeroed_block import blocks_without_effect
-from tests.workers.models.oracle import our_logits, their_logits
+from tests.workers.models.oracle import llama_shape, our_logits, their_logits
 from workers.engine import Sampling, generate
 from workers.models import LoadedModel, ModelConfig, ModelSpec
 from workers.models.assemble import Names, assemble
@@ -77,13 +77,8 @@ def test_it_tells_a_story(stories: LoadedModel) -> None:
 def test_its_logits_are_those_of_transformers(stories: LoadedModel) -> None:
     config, tensors = read_checkpoint(FILE)
     oracle = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=config.vocab,
-            hidden_size=config.hidden,
-            intermediate_size=config.intermediate,
-            num_hidden_layers=config.layers,
-            num_attention_heads=config.heads,
-            num_key_value_heads=config.kv_heads,
+        llama_shape(
+            config,
             max_position_embeddings=config.context_length,
             rms_norm_eps=1e-5,
             tie_word_embeddings=True,
