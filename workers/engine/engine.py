@@ -13,7 +13,7 @@ import torch
 
 from workers.engine.blocks import BlockPool
 from workers.engine.paged import PagedAttention, Segment
-from workers.engine.sampling import Sampling, choose
+from workers.engine.sampling import Choice, Sampling, choose
 from workers.engine.sequence import Generated, Sequence
 from workers.models import LoadedModel
 
@@ -101,8 +101,8 @@ class Engine:
         return Batch(chunks, ids, segments, rows, requests)
 
     @torch.inference_mode()
-    def compute(self, batch: Batch) -> list[tuple[int, float]]:
-        """Runs the model; returns (token, log probability) for each sampled row. Writes KV into the pool."""
+    def compute(self, batch: Batch) -> list[Choice]:
+        """Runs the model; returns what was chosen in each sampled row. Writes KV into the pool."""
         attention = PagedAttention(self.loaded.config, self.pool, batch.segments)
         positions = torch.tensor(
             [position for s in batch.segments for position in range(s.start, s.end)], device=self._device
@@ -112,7 +112,7 @@ class Engine:
         logits = self.loaded.model(ids, positions, rows, attention)
         return choose(logits, batch.requests) if batch.rows else []
 
-    def commit(self, batch: Batch, sampled: list[tuple[int, float]]) -> list[Generated | None]:
+    def commit(self, batch: Batch, sampled: list[Choice]) -> list[Generated | None]:
         """Moves each sequence on; returns, chunk by chunk, the token it gained.
 
         None while tokens are still pending. A sequence that was finished before gains nothing and returns its
@@ -128,11 +128,11 @@ class Engine:
             elif sequence.finish_reason is not None:
                 generated.append(sequence.last)
             else:
-                token, logprob = next(remaining)
-                sequence.tokens.append(token)
+                choice = next(remaining)
+                sequence.tokens.append(choice.token)
                 sequence.note_finish(self._eos_ids, self.loaded.config.context_length)
                 position = len(sequence.tokens) - 1
-                generated.append(Generated(token, position, sequence.finish_reason, logprob))
+                generated.append(Generated(choice.token, position, sequence.finish_reason, choice.logprob, choice.top))
         return generated
 
     def step(self, chunks: List[Chunk]) -> list[Generated | None]:

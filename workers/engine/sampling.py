@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence as List
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 _MASK = (1 << 64) - 1
+MAX_LOGPROBS = 64
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,7 @@ class Sampling:
     made.
 
     Temperature 0 is greedy. `seed` None counts as 0: whoever wants different answers gives different seeds.
+    `logprobs` asks for that many of the likeliest tokens beside each chosen one; None asks for none.
     """
 
     max_tokens: int = 16
@@ -28,6 +31,7 @@ class Sampling:
     seed: int | None = None
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
@@ -36,11 +40,23 @@ class Sampling:
             raise ValueError(f"temperature is {self.temperature}; it must be 0 or more")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p is {self.top_p}; it must be above 0 and at most 1")
+        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
+            raise ValueError(f"logprobs is {self.logprobs}; it must be from 0 to {MAX_LOGPROBS}")
 
 
-def choose(logits: Tensor, requests: List[tuple[Sampling, int]]) -> list[tuple[int, float]]:
-    """Token and its log probability (under the model, at temperature 1) for each row of `logits [rows,
-    vocab]`.
+class Choice(NamedTuple):
+    """A token and its log probability, and the likeliest tokens with theirs, likeliest first (None: not asked for).
+
+    Log probabilities are the model's own, at temperature 1 and before top_p, in float32.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] | None = None
+
+
+def choose(logits: Tensor, requests: List[tuple[Sampling, int]]) -> list[Choice]:
+    """A choice for each row of `logits [rows, vocab]`.
 
     `requests` holds for each row the sampling and the position that the new token will have in its sequence.
     """
@@ -54,8 +70,14 @@ def choose(logits: Tensor, requests: List[tuple[Sampling, int]]) -> list[tuple[i
         if sampling.temperature > 0:
             token = _draw(logits[row], sampling, uniform(sampling.seed or 0, position))
             logit = float(logits[row, token])
-        chosen.append((token, logit - normalisers[row]))
+        top = None if sampling.logprobs is None else _top(logits[row], sampling.logprobs, normalisers[row])
+        chosen.append(Choice(token, logit - normalisers[row], top))
     return chosen
+
+
+def _top(logits: Tensor, count: int, normaliser: float) -> tuple[tuple[int, float], ...]:
+    peaks, tokens = logits.topk(min(count, len(logits)))
+    return tuple((token, peak - normaliser) for token, peak in zip(tokens.tolist(), peaks.tolist(), strict=True))
 
 
 def uniform(seed: int, position: int) -> float:

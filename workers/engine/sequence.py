@@ -13,12 +13,17 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True)
 class Generated:
-    """A token the engine has chosen; `position` is its index in the sequence's `tokens`."""
+    """A token the engine has chosen; `position` is its index in the sequence's `tokens`.
+
+    `top_logprobs`, when the sampling asks for `logprobs`: that many (token, log probability), the likeliest first.
+    Neither it nor `logprob` is there where nothing was sampled.
+    """
 
     token_id: int
     position: int
     finish_reason: FinishReason | None = None
     logprob: float | None = None
+    top_logprobs: tuple[tuple[int, float], ...] | None = None
 
 
 @dataclass(eq=False)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.workers.engine.drive import Stand, prompt
-from workers.engine import Sampling, generate
+from workers.engine import Chunk, Sampling, generate
 from workers.engine.sampling import _mix, choose, uniform
 from workers.models import LoadedModel
 
@@ -14,14 +14,51 @@ from workers.models import LoadedModel
 def draw(logits: torch.Tensor, count: int, **options: float) -> list[int]:
     """`count` draws from one row of logits at successive positions."""
     requests = [(Sampling(seed=7, **options), position) for position in range(count)]  # type: ignore[arg-type]
-    return [token for token, _ in choose(logits.expand(count, -1), requests)]
+    return [choice.token for choice in choose(logits.expand(count, -1), requests)]
 
 
 def test_temperature_zero_takes_the_likeliest_and_reports_its_log_probability() -> None:
     logits = torch.tensor([[0.0, 2.0, 1.0]])
-    ((token, logprob),) = choose(logits, [(Sampling(), 0)])
-    assert token == 1
-    assert logprob == pytest.approx(math.log(math.exp(2) / (1 + math.exp(2) + math.exp(1))), abs=1e-6)
+    (choice,) = choose(logits, [(Sampling(), 0)])
+    assert choice.token == 1
+    assert choice.top is None
+    assert choice.logprob == pytest.approx(math.log(math.exp(2) / (1 + math.exp(2) + math.exp(1))), abs=1e-6)
+
+
+def test_the_likeliest_tokens_come_with_the_log_probabilities_of_log_softmax() -> None:
+    logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(1)) * 3
+    expected = logits.log_softmax(-1)
+    samplings = [
+        Sampling(logprobs=0),
+        Sampling(logprobs=5),
+        Sampling(logprobs=60, temperature=1.5, top_p=0.5, seed=3),  # more than the vocabulary has
+    ]
+    for row, choice in enumerate(choose(logits, [(sampling, 9) for sampling in samplings])):
+        assert choice.logprob == pytest.approx(float(expected[row, choice.token]), abs=1e-5)
+        assert choice.top is not None
+        assert len(choice.top) == min(samplings[row].logprobs or 0, 50)
+        values, tokens = expected[row].sort(descending=True)
+        assert [token for token, _ in choice.top] == tokens[: len(choice.top)].tolist()
+        assert [logprob for _, logprob in choice.top] == pytest.approx(values[: len(choice.top)].tolist(), abs=1e-5)
+
+
+def test_asking_for_log_probabilities_changes_no_token(tiny: LoadedModel) -> None:
+    ids = prompt(tiny, 20)
+    for options in ({}, {"temperature": 1.0, "seed": 4}):
+        stand = Stand(tiny)
+        sequence = stand.admit(ids, max_tokens=12)
+        sequence.sampling = Sampling(max_tokens=12, ignore_eos=True, logprobs=2, **options)  # type: ignore[arg-type]
+        given = []
+        while sequence.finish_reason is None:  # the first one is prefill's
+            given += stand.engine.step([Chunk(sequence, sequence.pending)])
+        plain = Sampling(max_tokens=12, ignore_eos=True, **options)  # type: ignore[arg-type]
+        assert stand.answer(sequence) == generate(tiny, ids, plain)
+        for token in given:
+            assert token is not None
+            assert token.top_logprobs is not None
+            assert len(token.top_logprobs) == 2
+            if not options:
+                assert token.top_logprobs[0] == (token.token_id, token.logprob)
 
 
 def test_draws_follow_the_softmax_at_their_temperature() -> None:
@@ -68,7 +105,16 @@ def test_a_sampled_answer_goes_on_unchanged_after_a_hand_over(tiny: LoadedModel)
 
 
 @pytest.mark.parametrize(
-    "options", [{"max_tokens": 0}, {"temperature": -1.0}, {"temperature": math.nan}, {"top_p": 0.0}, {"top_p": 1.1}]
+    "options",
+    [
+        {"max_tokens": 0},
+        {"temperature": -1.0},
+        {"temperature": math.nan},
+        {"top_p": 0.0},
+        {"top_p": 1.1},
+        {"logprobs": -1},
+        {"logprobs": 65},
+    ],
 )
 def test_impossible_options_are_refused(options: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
