@@ -4,7 +4,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
 from workers.cache import CacheMirror, chain_root, extend_chain
 from workers.environment import WorkerEnvironment
@@ -65,6 +65,8 @@ class Dispatcher:
         self._chain_root = chain_root(loaded.fingerprint, environment.serving.block_size)
         self.mirrors = {name: CacheMirror() for name in self.peers.known}
         self._records = RecordWriter(environment.records)
+        self.on_settled: Callable[[RequestLog], None] = lambda _: None
+        """Told of every request when its log is complete."""
 
     async def start(self) -> None:
         """Dial every worker."""
@@ -194,7 +196,7 @@ class Dispatcher:
         if request.over:
             return
         try:
-            ready = request.merge.offer(message.position, message.ids, message.finish_reason, peer)
+            ready = request.merge.offer(message.position, message.ids, message.finish_reason, peer, message.logprobs)
         except MergeConflict as conflict:
             self._fail(request, RequestFailed(conflict.name, str(conflict)))
             return
@@ -240,3 +242,4 @@ class Dispatcher:
         if request.unsettled:
             self._cancel_workers(request, "the request is over")
         self._records.write(request.log.record())
+        self.on_settled(request.log)

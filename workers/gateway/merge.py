@@ -1,6 +1,9 @@
 """Tokens from several instances become one answer: by position, exactly once, in order, no gap. Pure."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from workers.wire.messages import TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,6 +14,7 @@ class MergedToken:
     token_id: int
     instance: str
     finish_reason: str | None = None
+    logprob: TokenLogprob | None = None
 
 
 class MergeConflict(Exception):
@@ -39,7 +43,14 @@ class PositionMerge:
         """Later tokens are here while an earlier one is missing."""
         return bool(self._waiting)
 
-    def offer(self, position: int, ids: list[int], finish_reason: str | None, instance: str) -> list[MergedToken]:
+    def offer(
+        self,
+        position: int,
+        ids: list[int],
+        finish_reason: str | None,
+        instance: str,
+        logprobs: Sequence[TokenLogprob] = (),
+    ) -> list[MergedToken]:
         """Take tokens at consecutive positions; return those that are now in order (perhaps none).
 
         A token that is here already is dropped. Raises MergeConflict when it differs, or lies beyond the end.
@@ -54,9 +65,9 @@ class PositionMerge:
         if self._end is not None and max([last, self._next - 1, *self._waiting]) >= self._end:
             raise MergeConflict(f"the answer ends before position {self._end}, but {instance} went on")
         for offset, token_id in enumerate(ids):
-            self._put(
-                MergedToken(position + offset, token_id, instance, finish_reason if offset == len(ids) - 1 else None)
-            )
+            ends = finish_reason if offset == len(ids) - 1 else None
+            logprob = logprobs[offset] if offset < len(logprobs) else None
+            self._put(MergedToken(position + offset, token_id, instance, ends, logprob))
         ready = []
         while (token := self._waiting.pop(self._next, None)) is not None:
             self._delivered.append(token.token_id)

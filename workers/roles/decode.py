@@ -17,7 +17,7 @@ from workers.models import LoadedModel
 from workers.roles.worker import Active, Bounded, RequestFailed, Worker
 from workers.wire.frames import WireError
 from workers.wire.kv_receive import RefuseTransfer
-from workers.wire.messages import KvBegin, KvWanted, Message, RequestSpec
+from workers.wire.messages import KvBegin, KvWanted, Message, RequestSpec, TokenLogprob
 from workers.wire.stream import Target
 
 BROKEN = ("connection_lost", "deadline_exceeded")  # a transfer's ends that another one can mend
@@ -76,11 +76,14 @@ class Incoming:
             fraction = min(1.0, self._arrived_blocks / max(1, self._expected_blocks))
             self._active.worker.teller.tell(self._active.kv_event, request=self._active.spec.id, fraction=fraction)
 
-    def complete(self, first_token: int, finish_reason: str | None, received_ns: int) -> None:
+    def complete(
+        self, first_token: int, finish_reason: str | None, received_ns: int, first_logprob: TokenLogprob | None
+    ) -> None:
         active = self._active
         if not self.cancelled and not active.arrived.done():  # done: cancelled in this very turn of the loop
             active.sequence.computed = len(active.spec.prompt)
             active.worker.runner.keep(active.sequence)
+            active.first_logprob = first_logprob
             active.arrived.set_result((first_token, finish_reason))
 
     def failed(self, error: str, reason: str) -> None:

@@ -6,7 +6,7 @@ import time
 
 from workers.engine import OutOfBlocks, Sequence
 from workers.roles.decode import DecodeWorker, Decoding
-from workers.roles.worker import Active, RequestFailed
+from workers.roles.worker import Active, RequestFailed, logprobs_of
 from workers.wire.messages import HandOver, Message, RequestSpec, TokenIds
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class MainDecodeWorker(DecodeWorker):
         active.span("extend", ids_ns, time.monotonic_ns(), tokens=len(relayed.ids))
         self.report(active)
         active.begin_decode("main-decode", inherited=len(relayed.ids))
-        self.emit(active, token.position, [token.token_id], token.finish_reason)
+        self.emit(active, token.position, [token.token_id], token.finish_reason, logprobs_of(active, token))
         if token.finish_reason is None:
             await self.decode(active)
 

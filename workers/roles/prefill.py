@@ -9,7 +9,7 @@ from workers.cache import CacheMirror
 from workers.engine import Generated, Sequence
 from workers.environment import WorkerEnvironment
 from workers.models import LoadedModel
-from workers.roles.worker import Active, RequestFailed, Worker
+from workers.roles.worker import Active, RequestFailed, Worker, logprobs_of
 from workers.wire.deadlines import DeadlineExceeded
 from workers.wire.frames import WireError
 from workers.wire.kv_send import Delivered, OutgoingKv, TransferAborted, TransferRefused
@@ -88,6 +88,7 @@ class PrefillWorker(Worker):
             await asyncio.wait(deliveries)
         else:
             sequence.tokens.pop()  # prefill appended what decode_from_first appends and emits
+            active.first_logprob = next(iter(logprobs_of(active, first)), None)
             await self.decode_from_first(active, "decode", first.token_id, first.finish_reason)
 
     async def _deliver(self, active: Prefilling, name: str, first: Generated) -> None:
@@ -126,7 +127,15 @@ class PrefillWorker(Worker):
             if active.over:  # while this task waited for its turn, or for the receiver's word
                 raise TransferAborted("the request is over")
             begun_ns = time.monotonic_ns()
-            kv = OutgoingKv(spec, self.pool, active.sequence.blocks, first.token_id, first.finish_reason, first_block)
+            kv = OutgoingKv(
+                spec,
+                self.pool,
+                active.sequence.blocks,
+                first.token_id,
+                first.finish_reason,
+                first_block,
+                next(iter(logprobs_of(active, first)), None),
+            )
             active.outgoing[name] = kv
             active.wanted[name] = wanted = asyncio.get_running_loop().create_future()
             try:

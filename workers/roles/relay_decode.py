@@ -38,7 +38,7 @@ class RelayDecodeWorker(DecodeWorker):
         else:  # main decode had the KV sooner than this worker: one token, and on to the hand-over
             active.begin_decode("relay-decode")
             sequence.tokens.append(first)
-            self.emit(active, sequence.prompt_len, [first], finish)
+            self.emit_first(active, first, finish)
         active.end_decode()
         stopped_ns = time.monotonic_ns()
         if spec.main is not None:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from workers.cache import BlockCache
-from workers.engine import BlockPool, EngineRunner, OutOfBlocks, Sampling, Sequence
+from workers.engine import BlockPool, EngineRunner, Generated, OutOfBlocks, Sampling, Sequence
 from workers.environment import WorkerEnvironment
 from workers.models import LoadedModel
 from workers.roles.notices import Notices
@@ -33,6 +33,7 @@ from workers.wire.messages import (
     SamplingSpec,
     Span,
     Status,
+    TokenLogprob,
     Tokens,
 )
 from workers.wire.peers import Peers
@@ -69,6 +70,8 @@ class Active:
         self.failure: RequestFailed | None = None
         self.task: asyncio.Task[None] | None = None
         self.decoding = False
+        self.first_logprob: TokenLogprob | None = None
+        """Of the first token, when the request asks for log probabilities; prefill sampled it."""
         self.finished = False
         """The gateway wants no more tokens; the request goes on for the caches' sake."""
         self._decode: tuple[str, int, int] | None = None
@@ -109,7 +112,15 @@ def engine_sampling(spec: SamplingSpec) -> Sampling:
         seed=spec.seed,
         ignore_eos=spec.ignore_eos,
         stop_token_ids=tuple(spec.stop_token_ids),
+        logprobs=spec.logprobs,
     )
+
+
+def logprobs_of(active: Active, token: Generated) -> list[TokenLogprob]:
+    """Of a token just sampled, as `emit` takes them; empty when the request does not ask for log probabilities."""
+    if active.spec.sampling.logprobs is None or token.logprob is None:
+        return []
+    return [TokenLogprob(token.logprob, list(token.top_logprobs or ()))]
 
 
 def local_facts(environment: WorkerEnvironment, loaded: LoadedModel) -> Local:
@@ -234,22 +245,34 @@ class Worker:
         spans, active.spans = active.spans, []
         self.peers.post_if_up(active.spec.gateway, Report(request=active.spec.id, spans=spans, done=done))
 
-    def emit(self, active: Active, position: int, ids: list[int], finish_reason: str | None) -> None:
+    def emit(
+        self,
+        active: Active,
+        position: int,
+        ids: list[int],
+        finish_reason: str | None,
+        logprobs: list[TokenLogprob],
+    ) -> None:
         """Stream tokens to the gateway, all spans before the last one. Raises WireError when it is not there."""
         if finish_reason is not None:
             active.end_decode()
             self.report(active)
         self.peers.post(
             active.spec.gateway,
-            Tokens(request=active.spec.id, position=position, ids=ids, finish_reason=finish_reason),
+            Tokens(request=active.spec.id, position=position, ids=ids, finish_reason=finish_reason, logprobs=logprobs),
         )
+
+    def emit_first(self, active: Active, first: int, finish_reason: str | None) -> None:
+        """Stream the token that prefill sampled."""
+        logprobs = [active.first_logprob] if active.first_logprob is not None else []
+        self.emit(active, active.sequence.prompt_len, [first], finish_reason, logprobs)
 
     async def decode(self, active: Active) -> None:
         """Decode to the end, or until the sequence is stopped, streaming each token."""
         if not active.finished:
             active.decoding = True
             async for token in self.runner.decode(active.sequence):
-                self.emit(active, token.position, [token.token_id], token.finish_reason)
+                self.emit(active, token.position, [token.token_id], token.finish_reason, logprobs_of(active, token))
             active.decoding = False
         active.end_decode()
 
@@ -264,7 +287,7 @@ class Worker:
         active.begin_decode(name)
         sequence.tokens.append(first)
         sequence.finish_reason = finish_reason  # type: ignore[assignment]
-        self.emit(active, sequence.prompt_len, [first], finish_reason)
+        self.emit_first(active, first, finish_reason)
         if finish_reason is None:
             await self.decode(active)
 

@@ -8,8 +8,11 @@ import xxhash
 from workers.wire.connection import Connection
 from workers.wire.frames import FrameError, Kind, WireError
 from workers.wire.kv_send import block_lengths
-from workers.wire.messages import KvAbort, KvBegin, KvBlocks, KvEnd, KvReceived, KvRefused
+from workers.wire.messages import KvAbort, KvBegin, KvBlocks, KvEnd, KvReceived, KvRefused, TokenLogprob
 from workers.wire.stream import Target
+
+
+_KINDS = frozenset({Kind.CONTROL, Kind.KV, Kind.PADDING})
 
 
 class RefuseTransfer(Exception):
@@ -42,7 +45,9 @@ class IncomingKv(Protocol):
         """So many more blocks, in order, are there and right."""
         ...
 
-    def complete(self, first_token: int, finish_reason: str | None, received_ns: int) -> None:
+    def complete(
+        self, first_token: int, finish_reason: str | None, received_ns: int, first_logprob: TokenLogprob | None
+    ) -> None:
         """Everything is there."""
         ...
 
@@ -82,7 +87,10 @@ async def receive_transfers(connection: Connection, receiver: Receiver) -> None:
     current: _Current | None = None
     try:
         while True:
-            message, header = await connection.receive(idle_ok=current is None, only=frozenset({Kind.CONTROL, Kind.KV}))
+            message, header = await connection.receive(idle_ok=current is None, only=_KINDS)
+            if isinstance(message, Padding):
+                await connection.read_body(Target.nowhere(header.body_bytes))
+                continue
             if isinstance(message, KvBegin):
                 if current is not None:
                     raise FrameError(f"transfer {message.transfer} begins while {current.transfer} is under way")
@@ -164,7 +172,7 @@ async def _end(connection: Connection, current: _Current, end: KvEnd) -> None:
     await _refuse_cancelled(connection, current)
     if current.sink is not None:
         received_ns = time.monotonic_ns()
-        current.sink.complete(end.first_token, end.finish_reason, received_ns)
+        current.sink.complete(end.first_token, end.finish_reason, received_ns, end.first_logprob)
         await connection.send(KvReceived(transfer=current.transfer, received_ns=received_ns))
 
 

@@ -11,7 +11,7 @@ import xxhash
 
 from workers.wire.frames import WireError
 from workers.wire.kv_pool import KvChannel, KvPool
-from workers.wire.messages import KvAbort, KvBegin, KvBlocks, KvEnd, KvReceived, KvRefused, RequestSpec
+from workers.wire.messages import KvAbort, KvBegin, KvBlocks, KvEnd, KvReceived, KvRefused, RequestSpec, TokenLogprob
 from workers.wire.stream import Batch
 
 FRAME_BODY_BYTES = 1 << 20  # blocks are grouped up to this size (one block at least)
@@ -51,6 +51,10 @@ class Delivered:
     start_ns: int
     received_ns: int
     kv_bytes: int
+    chunks: int = 0
+    """So many times something left while prefill still computed."""
+    waited_ns: int = 0
+    """How long the connection was held with nothing to send."""
 
 
 def block_lengths(tokens: int, block_size: int) -> list[int]:
@@ -65,27 +69,35 @@ def new_transfer_id(request: str) -> str:
 
 
 class OutgoingKv:
-    """One attempt to give a peer the KV of `spec.prompt`, but for the `first_block` blocks that it has."""
+    """One attempt to give a peer the KV of `spec.prompt`, but for the `first_block` blocks that it has.
+
+    While `source` is unfinished, full blocks leave as soon as `chunk_tokens` tokens of them are final: the connection
+    is taken for the first such chunk and kept to the end.
+    """
 
     def __init__(
         self,
         spec: RequestSpec,
         storage: Storage,
         blocks: list[int],
-        first_token: int,
-        finish: str | None,
+        source: KvSource,
         first_block: int = 0,
+        chunk_tokens: int = 1,
     ) -> None:
         self._spec = spec
         self._first_block = first_block
         self._storage = storage
         self._blocks = blocks
-        self._first_token = first_token
-        self._finish = finish
+        self._source = source
+        self._chunk_blocks = max(1, chunk_tokens // storage.block_size)
+        self._lengths = block_lengths(len(spec.prompt), storage.block_size)
         self._aborted: str | None = None
         self._batch: Batch | None = None
+        self._given_up: asyncio.Future[None] | None = None
         self._answer: asyncio.Future[KvReceived | KvRefused] | None = None
         self._queueing: asyncio.Future[KvChannel] | None = None
+        self._chunks = 0
+        self._waited_ns = 0
         self.transfer = new_transfer_id(spec.id)
         self.kv_bytes = (len(spec.prompt) - first_block * storage.block_size) * storage.bytes_per_token
 
@@ -95,6 +107,8 @@ class OutgoingKv:
             self._aborted = reason
             if self._batch is not None:
                 self._batch.detach()
+            if self._given_up is not None and not self._given_up.done():
+                self._given_up.set_result(None)
             if self._answer is not None and not self._answer.done():
                 self._answer.set_exception(TransferAborted(reason))
             if self._queueing is not None:
@@ -105,7 +119,7 @@ class OutgoingKv:
 
         Raises TransferAborted, TransferRefused, PeerUnreachable, ConnectionLost, DeadlineExceeded.
         """
-        self._check()
+        await self._first_chunk()
         queued_ns = time.monotonic_ns()
         channel = pool.take_idle()
         queue_ns = 0
@@ -113,9 +127,25 @@ class OutgoingKv:
             channel = await self._queue(pool)
             queue_ns = time.monotonic_ns() - queued_ns
         try:
-            return await self._send(channel, queue_ns)
+            return await self._send(channel, queue_ns, pool.keep_alive_s)
         finally:
             pool.release(channel)
+
+    async def _first_chunk(self) -> None:
+        """Wait until there is something to send."""
+        self._given_up = asyncio.get_running_loop().create_future()
+        while self._aborted is None and self._sendable(self._first_block) == self._first_block:
+            if self._source.first is not None:
+                break
+            await asyncio.wait((self._source.changed(), self._given_up), return_when=asyncio.FIRST_COMPLETED)
+        self._check()
+
+    def _sendable(self, first: int) -> int:
+        """The end of the blocks from `first` on that may leave now; `first` when that is less than a chunk."""
+        if self._source.first is not None:
+            return len(self._lengths)
+        ready = self._source.ready // self._storage.block_size
+        return ready if ready - first >= self._chunk_blocks else first
 
     async def _queue(self, pool: KvPool) -> KvChannel:
         self._queueing = asyncio.ensure_future(pool.acquire())
@@ -127,7 +157,7 @@ class OutgoingKv:
         finally:
             self._queueing = None
 
-    async def _send(self, channel: KvChannel, queue_ns: int) -> Delivered:
+    async def _send(self, channel: KvChannel, queue_ns: int, keep_alive_s: float) -> Delivered:
         connection = channel.connection
         self._answer = answer = channel.expect(self.transfer)
         start_ns = time.monotonic_ns()
@@ -140,18 +170,17 @@ class OutgoingKv:
                 tokens=len(self._spec.prompt),
             )
             await connection.send(begin)
-            for message, views in self._frames():
-                if self._aborted is not None or answer.done():
-                    break
-                self._batch, kind, size = connection.batch(message, views)
-                del views
-                await connection.send_batch(self._batch, kind, size)
-                self._batch = None
-                await asyncio.sleep(0)  # a fast peer must not keep the loop from other requests
+            await self._send_blocks(connection, answer, keep_alive_s)
             if self._aborted is None and not answer.done():
-                await connection.send(
-                    KvEnd(transfer=self.transfer, first_token=self._first_token, finish_reason=self._finish)
+                first = self._source.first
+                assert first is not None
+                end = KvEnd(
+                    transfer=self.transfer,
+                    first_token=first.token,
+                    finish_reason=first.finish_reason,
+                    first_logprob=first.logprob,
                 )
+                await connection.send(end)
                 await connection.drained(answer)
             else:
                 await connection.send(KvAbort(transfer=self.transfer, reason=self._aborted or "refused"))
@@ -161,26 +190,58 @@ class OutgoingKv:
             channel.forget(self.transfer)
         if isinstance(received, KvRefused):
             raise TransferRefused(received)
-        return Delivered(queue_ns, start_ns, received.received_ns, self.kv_bytes)
+        return Delivered(queue_ns, start_ns, received.received_ns, self.kv_bytes, self._chunks, self._waited_ns)
+
+    async def _send_blocks(
+        self, connection: Connection, answer: "asyncio.Future[KvReceived | KvRefused]", keep_alive_s: float
+    ) -> None:
+        """Everything as it becomes final; returns early when the transfer is given up on either side."""
+        first = self._first_block
+        while True:
+            computing = self._source.first is None
+            end = self._sendable(first)
+            for message, views in self._frames(first, end):
+                if self._aborted is not None or answer.done():
+                    return
+                self._batch, kind, size = connection.batch(message, views)
+                del views
+                await connection.send_batch(self._batch, kind, size)
+                self._batch = None
+                await asyncio.sleep(0)  # a fast peer must not keep the loop from other requests
+            self._chunks += computing and end > first
+            first = end
+            if not computing:
+                return
+            if end == self._sendable(end) and self._source.first is None:
+                waiting_ns = time.monotonic_ns()
+                while await self._nothing_new(answer, keep_alive_s):
+                    await connection.send(Padding())
+                self._waited_ns += time.monotonic_ns() - waiting_ns
+            if answer.done():
+                return
+
+    async def _nothing_new(self, answer: "asyncio.Future[KvReceived | KvRefused]", timeout_s: float) -> bool:
+        """Wait for more KV or an early end of the transfer; whether neither came in time."""
+        waited_for = {self._source.changed(), answer}
+        done, _ = await asyncio.wait(waited_for, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        return not done
 
     def _check(self) -> None:
         if self._aborted is not None:
             raise TransferAborted(self._aborted)
 
-    def _frames(self) -> Iterator[tuple[KvBlocks, list[memoryview]]]:
-        lengths = block_lengths(len(self._spec.prompt), self._storage.block_size)
-        first = self._first_block
-        while first < len(lengths):
+    def _frames(self, first: int, end: int) -> Iterator[tuple[KvBlocks, list[memoryview]]]:
+        while first < end:
             views: list[memoryview] = []
             size = 0
-            while first + len(views) < len(lengths) and (size < FRAME_BODY_BYTES or not views):
+            while first + len(views) < end and (size < FRAME_BODY_BYTES or not views):
                 index = first + len(views)
-                views.append(self._storage.view(self._blocks[index], lengths[index]))
+                views.append(self._storage.view(self._blocks[index], self._lengths[index]))
                 size += len(views[-1])
             message = KvBlocks(
                 transfer=self.transfer,
                 first_block=first,
-                tokens=lengths[first : first + len(views)],
+                tokens=self._lengths[first : first + len(views)],
                 checksums=[xxhash.xxh3_64_intdigest(view) for view in views],
             )
             yield message, views

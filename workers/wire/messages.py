@@ -110,7 +110,10 @@ class CacheNotice(Message, tag="cache", frozen=True):
 
 
 class SamplingSpec(Struct, frozen=True, kw_only=True):
-    """How tokens are chosen. A seed is always set when temperature > 0, so that a hand-over changes nothing."""
+    """How tokens are chosen. A seed is always set when temperature > 0, so that a hand-over changes nothing.
+
+    `logprobs`: each token comes with its log probability and so many likelier ones; None: without.
+    """
 
     max_tokens: Count
     temperature: float = 0.0
@@ -118,6 +121,14 @@ class SamplingSpec(Struct, frozen=True, kw_only=True):
     seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] | None = None
     ignore_eos: bool = False
     stop_token_ids: list[TokenId] = []
+    logprobs: Annotated[int, Meta(ge=0, le=64)] | None = None
+
+
+class TokenLogprob(Struct, frozen=True, array_like=True):
+    """The model's log probability of a token (natural, at temperature 1), and the likeliest tokens with theirs."""
+
+    logprob: float
+    top: list[tuple[TokenId, float]] = []
 
 
 class RequestSpec(Struct, frozen=True, kw_only=True):
@@ -190,6 +201,7 @@ class KvEnd(Message, tag="kv-end", frozen=True):
     transfer: Name
     first_token: TokenId
     finish_reason: FinishReason = None
+    first_logprob: TokenLogprob | None = None
 
 
 class KvAbort(Message, tag="kv-abort", frozen=True):
@@ -197,6 +209,11 @@ class KvAbort(Message, tag="kv-abort", frozen=True):
 
     transfer: Name
     reason: Text
+
+
+class Padding(Message, tag="padding", frozen=True):
+    """Nothing, between other frames: a body to be dropped, which opens the connection's window, or none, which says
+    that the sender is alive and waits for its prefill."""
 
 
 # -- decode to prefill, on the same KV connection --------------------------------------------------------------
@@ -253,12 +270,13 @@ class TokenIds(Message, tag="token-ids", frozen=True):
 
 
 class Tokens(Message, tag="tokens", frozen=True):
-    """Generated tokens at consecutive positions from `position`."""
+    """Generated tokens at consecutive positions from `position`; `logprobs`: of each, if the request asks for them."""
 
     request: Name
     position: Count
     ids: Annotated[list[TokenId], Meta(min_length=1)]
     finish_reason: FinishReason = None
+    logprobs: list[TokenLogprob] = []
 
 
 class Span(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -272,6 +290,8 @@ class Span(Struct, frozen=True, kw_only=True, omit_defaults=True):
     tokens: int = 0
     cached: int = 0  # of `tokens`, those a cache had
     queue_ns: int = 0
+    chunks: int = 0  # of KV that left while prefill still computed; 0: everything left after it
+    waited_ns: int = 0  # of a transfer that followed prefill: how long there was nothing to send
 
 
 class Report(Message, tag="report", frozen=True):
@@ -317,6 +337,7 @@ _DECODERS: dict[Kind, msgspec.msgpack.Decoder] = {
     Kind.CONTROL: msgspec.msgpack.Decoder(Control),
     Kind.TOKEN_IDS: msgspec.msgpack.Decoder(Ids),
     Kind.KV: msgspec.msgpack.Decoder(KvBlocks),
+    Kind.PADDING: msgspec.msgpack.Decoder(Padding),
 }
 
 
@@ -324,6 +345,8 @@ def kind_of(message: Message) -> Kind:
     """The frame kind, hence the byte class, of a message."""
     if isinstance(message, KvBlocks):
         return Kind.KV
+    if isinstance(message, Padding):
+        return Kind.PADDING
     if isinstance(message, Tokens | TokenIds):
         return Kind.TOKEN_IDS
     if isinstance(message, Hello | Welcome | Proof | Refused):

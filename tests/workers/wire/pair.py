@@ -7,9 +7,11 @@ from typing import Any, Self
 
 from workers.wire.connection import Local
 from workers.wire.deadlines import Path
+from workers.wire.frames import PROTOCOL_VERSION
 from workers.wire.kv_receive import RefuseTransfer
 from workers.wire.kv_send import OutgoingKv
-from workers.wire.messages import Facts, KvBegin, Message, RequestSpec, SamplingSpec
+from workers.wire.kv_source import First, KvSource
+from workers.wire.messages import Facts, KvBegin, Message, RequestSpec, SamplingSpec, TokenLogprob
 from workers.wire.peers import Peer, Peers
 from workers.wire.stream import Target
 
@@ -40,7 +42,7 @@ class QuickPath(Path):
 
 def facts(name: str, role: str, **changes: Any) -> Facts:
     same = {
-        "protocol": 1,
+        "protocol": PROTOCOL_VERSION,
         "model": "m",
         "fingerprint": "f" * 32,
         "block_size": BLOCK_SIZE,
@@ -85,7 +87,7 @@ class Sink:
     def verified(self, blocks: int) -> None:
         pass
 
-    def complete(self, first_token: int, finish_reason: str | None, received_ns: int) -> None:
+    def complete(self, first_token: int, finish_reason: str | None, received_ns: int, first_logprob: object) -> None:
         self.result.set_result(("complete", first_token))
 
     def failed(self, error: str, reason: str) -> None:
@@ -170,4 +172,4 @@ def spec(request: str, tokens: int) -> RequestSpec:
 
 def outgoing(memory: Memory, request: str, tokens: int, first_token: int = 5) -> OutgoingKv:
     blocks = list(range(-(-tokens // BLOCK_SIZE)))
-    return OutgoingKv(spec(request, tokens), memory, blocks, first_token, None)
+    return OutgoingKv(spec(request, tokens), memory, blocks, KvSource.finished(tokens, First(first_token)))
