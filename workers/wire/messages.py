@@ -148,9 +148,14 @@ class RequestSpec(Struct, frozen=True, kw_only=True):
         """Who emits the first token: the relay, else the main decode, else prefill itself."""
         return self.relay or self.main or self.prefill
 
+    @property
+    def alone(self) -> bool:
+        """The worker that is asked to prefill decodes as well. Any worker can, of whichever role."""
+        return self.relay is None and self.main is None
+
 
 class Prefill(Message, tag="prefill", frozen=True):
-    """Compute the prompt's KV, sample the first token, send both to `relay` and `main`."""
+    """Compute the prompt's KV, sample the first token, send both to `relay` and `main`; without either, decode."""
 
     spec: RequestSpec
 
@@ -169,6 +174,20 @@ class Finish(Message, tag="finish", frozen=True):
     """
 
     request: Name
+
+
+class Without(Message, tag="without", frozen=True):
+    """A request goes on without one of its workers: `lost` is gone, has failed, or cannot be heard.
+
+    To prefill: send it nothing more. To a decode worker that has lost its prefill: give up unless all KV is here. To a
+    relay that has lost its main decode: finish the answer. To main decode that has lost its relay: take over from `ids`,
+    all that the gateway has of the answer, and say again what follows them; with `finish_reason` that is all of it.
+    """
+
+    request: Name
+    lost: Name
+    ids: list[TokenId] = []
+    finish_reason: FinishReason = None
 
 
 # -- prefill to decode, on a KV connection ---------------------------------------------------------------------
@@ -310,6 +329,23 @@ class Failed(Message, tag="failed", frozen=True):
     message: Text
 
 
+class Undelivered(Message, tag="undelivered", frozen=True):
+    """Prefill cannot give one decode worker the prompt's KV; what it does for the others goes on."""
+
+    request: Name
+    peer: Name
+    error: Name
+    message: Text
+
+
+class Unheard(Message, tag="unheard", frozen=True):
+    """Main decode does not get the token ids from its relay; the gateway has them, too, and answers with `Without`."""
+
+    request: Name
+    peer: Name
+    reason: Text
+
+
 Handshake = Hello | Welcome | Proof | Refused
 Control = (
     Ping
@@ -319,6 +355,7 @@ Control = (
     | Prefill
     | Cancel
     | Finish
+    | Without
     | KvBegin
     | KvEnd
     | KvAbort
@@ -328,6 +365,8 @@ Control = (
     | HandOver
     | Report
     | Failed
+    | Undelivered
+    | Unheard
 )
 Ids = Tokens | TokenIds
 
