@@ -9,18 +9,34 @@ dropped, in packets of the MTU (the kernel counts the segments of a super-packet
 import os
 import socket
 import struct
+from dataclasses import dataclass
 
 from pyroute2.netlink.exceptions import NetlinkError
 
 from testbed.netns import netlink_in, network_namespace_of
 
 _CLSACT_EGRESS = 0xFFFFFFF3
-_RTM_NEWTFILTER, _RTM_DELTFILTER, _NLMSG_ERROR = 44, 45, 2
-_REQUEST, _ACK, _EXCL, _CREATE = 1, 4, 0x200, 0x400
+_RTM_GETQDISC, _RTM_NEWTFILTER, _RTM_DELTFILTER, _NLMSG_ERROR, _NLMSG_DONE = 38, 44, 45, 2, 3
+_REQUEST, _ACK, _EXCL, _CREATE, _DUMP = 1, 4, 0x200, 0x400, 0x300
 _TCA_KIND, _TCA_OPTIONS = 1, 2
 _TCA_BPF_OPS_LEN, _TCA_BPF_OPS, _TCA_BPF_FLAGS, _ACT_DIRECT = 4, 5, 8, 1
 _RETURN_SHOT = struct.pack("=HBBI", 0x06, 0, 0, 2)  # BPF_RET | BPF_K, TC_ACT_SHOT
 _ETH_P_ALL = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """What the kernel counts at a gate."""
+
+    packets: int  # of the MTU
+    bytes: int
+    drops: int  # a super-packet is one
+
+    def __add__(self, other: "Statistics") -> "Statistics":
+        return Statistics(self.packets + other.packets, self.bytes + other.bytes, self.drops + other.drops)
+
+    def __sub__(self, other: "Statistics") -> "Statistics":
+        return Statistics(self.packets - other.packets, self.bytes - other.bytes, self.drops - other.drops)
 
 
 class GateError(Exception):
@@ -45,6 +61,8 @@ class Gate:
         self._pid = pid
         self._ifname = ifname
         self._cuts = 0
+        self._passed = Statistics(0, 0, 0)  # counted by the kernel and yet let through, at cuts that are over
+        self._cutting = (Statistics(0, 0, 0), Statistics(0, 0, 0))  # before and right after the latest cut
         self.counted = (0, 0)  # when it was last looked at; nothing is dropped between cuts
         try:
             install(pid, ifname)
@@ -54,9 +72,9 @@ class Gate:
             raise GateError(f"no gate can be set up at {ifname}: {error}") from error
         with network_namespace_of(pid):
             self._netlink = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0)
-        self.count()
         self._netlink.bind((0, 0))
         self._netlink.settimeout(5)
+        self.count()
 
     @property
     def is_cut(self) -> bool:
@@ -72,7 +90,10 @@ class Gate:
                 + _attribute(_TCA_BPF_OPS, _RETURN_SHOT)
                 + _attribute(_TCA_BPF_FLAGS, struct.pack("=I", _ACT_DIRECT))
             )
+            self._passed += self._passed_at_cut(self._statistics())
+            before = self._statistics()
             self._request(_RTM_NEWTFILTER, _REQUEST | _ACK | _CREATE | _EXCL, _attribute(_TCA_OPTIONS, options))
+            self._cutting = (before, self._statistics())
         self._cuts += 1
 
     def heal(self) -> None:
@@ -83,12 +104,31 @@ class Gate:
 
     def count(self) -> tuple[int, int]:
         """(packets, bytes) dropped since the interface was made; bytes count what it would have sent."""
-        with netlink_in(self._pid) as netlink:
-            for qdisc in netlink.get_qdiscs(self._index):
-                if qdisc.get_attr("TCA_KIND") == "clsact":
-                    basic = qdisc.get_attr("TCA_STATS2").get_attr("TCA_STATS_BASIC")
-                    self.counted = (basic["packets"], basic["bytes"])
+        seen = self._statistics()
+        dropped = seen - self._passed - self._passed_at_cut(seen)
+        self.counted = (dropped.packets, dropped.bytes)
         return self.counted
+
+    def _passed_at_cut(self, seen: "Statistics") -> "Statistics":
+        return let_through(*self._cutting, seen)
+
+    def _statistics(self) -> "Statistics":
+        """What the kernel counts at the gate, by the shortest way: packets go on while it is asked."""
+        from pyroute2.netlink.rtnl.marshal import MarshalRtnl
+
+        self._netlink.send(
+            struct.pack("=IHHIIBxxxiIII", 36, _RTM_GETQDISC, _REQUEST | _DUMP, 1, 0, 0, self._index, 0, 0, 0)
+        )
+        found = Statistics(0, 0, 0)
+        while True:
+            for message in MarshalRtnl().parse(self._netlink.recv(65536)):
+                if message["header"]["type"] == _NLMSG_DONE:
+                    return found
+                if message.get("index") == self._index and message.get_attr("TCA_KIND") == "clsact":
+                    statistics = message.get_attr("TCA_STATS2")
+                    basic = statistics.get_attr("TCA_STATS_BASIC")
+                    drops = statistics.get_attr("TCA_STATS_QUEUE")["drops"]
+                    found = Statistics(basic["packets"], basic["bytes"], drops)
 
     def close(self) -> None:
         """Open for good."""
@@ -105,6 +145,21 @@ class Gate:
         _, answered, _, _, _, error = struct.unpack_from("=IHHIIi", self._netlink.recv(65536))
         if answered != _NLMSG_ERROR or error:
             raise GateError(f"the gate at {self._ifname} cannot be moved: {os.strerror(-error)}")
+
+
+def let_through(before: Statistics, cut: Statistics, seen: Statistics) -> Statistics:
+    """What passed while the gate was being cut, and the kernel counted all the same: it counts from when the filter is
+    linked, and drops from when its program is in place (kernel: tc_new_tfilter).
+
+    `before` and `cut`: read right before and after the cut; `seen`: later. Counted packets are more than dropped ones
+    for one of two reasons: some passed, or a dropped one was a super-packet. If all of them, until now, can have passed
+    during the cut, they have. Otherwise it is known only where nothing had been dropped yet when the cut was done.
+    """
+    during = cut - before
+    more = (seen - before).packets - (seen - before).drops
+    if 0 < more <= during.packets:
+        return Statistics(more, more * during.bytes // during.packets, 0)
+    return during if during.drops == 0 else Statistics(0, 0, 0)
 
 
 def _attribute(kind: int, payload: bytes) -> bytes:
