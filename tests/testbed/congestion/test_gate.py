@@ -1,4 +1,4 @@
-"""What a gate counts as dropped: not the packets that the kernel counts and lets through while the gate is being cut."""
+"""What a gate counts as dropped: not what the kernel counts and lets through while the gate is being cut."""
 
 import pytest
 
