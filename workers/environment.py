@@ -14,7 +14,7 @@ from workers.wire.peers import RANK, Peer
 ROLES = tuple(RANK)
 PIPELINES = ("pdd", "cdc-pd", "idc-pd", "single")
 HANDOFFS = ("auto", "one-shot")
-KV_SENDS = ("after-prefill",)
+KV_SENDS = ("after-prefill", "chunked")
 
 DEFAULT_KV_BYTES = 512 << 20
 
@@ -33,6 +33,7 @@ class Serving:
     block_size: int = 16
     kv_connections: int = 8
     kv_send: str = "after-prefill"
+    kv_chunk: int = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +187,7 @@ class _Reader:
             block_size=fields.get("block_size", defaults.block_size),
             kv_connections=(pool or {}).get("connections", defaults.kv_connections),
             kv_send=str(fields.get("kv_send", defaults.kv_send)),
+            kv_chunk=fields.get("kv_chunk", defaults.kv_chunk),
         )
         for name, value, known in (
             ("pipeline", serving.pipeline, PIPELINES),
@@ -197,6 +199,7 @@ class _Reader:
         for name, number, maximum in (
             ("block_size", serving.block_size, 4096),
             ("kv_pool.connections", serving.kv_connections, 256),
+            ("kv_chunk", serving.kv_chunk, 1 << 20),
         ):
             if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= maximum:
                 self._problems.append(f"serving.{name} is {number!r}; it must be a whole number from 1 to {maximum}")

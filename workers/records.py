@@ -83,6 +83,7 @@ class RequestLog:
 
     def _transfers(self) -> dict[str, Any]:
         wan, fabric, prefill = self.find("wan-transfer"), self.find("fabric-transfer"), self.find("prefill")
+        kv = wan or fabric
         return {
             "pdd_p_hit": _share(prefill),
             "pdd_rld_hit": _share(self._to(self.route.relay)),
@@ -91,6 +92,10 @@ class RequestLog:
             "pdd_delta_bytes": wan.bytes if wan else None,
             "pdd_kv_queue_ms": wan.queue_ns / NS_PER_MS if wan else None,
             "pdd_kv_xfer_ms": (wan.end_ns - wan.start_ns) / NS_PER_MS if wan else None,
+            "pdd_kv_send": None if kv is None else "chunked" if kv.chunks else "after-prefill",
+            "pdd_kv_wait_ms": wan.waited_ns / NS_PER_MS if wan else None,
+            # what the transfer to main decode adds to prefill: all of it, or with chunked sending its end
+            "pdd_kv_exposed_ms": max(0, wan.end_ns - prefill.end_ns) / NS_PER_MS if wan and prefill else None,
             "pdd_fabric_bytes": fabric.bytes if fabric else None,
             "pdd_fabric_queue_ms": fabric.queue_ns / NS_PER_MS if fabric else None,
             "pdd_fabric_xfer_ms": (fabric.end_ns - fabric.start_ns) / NS_PER_MS if fabric else None,
@@ -128,7 +133,7 @@ def span_row(instance: str, span: Span) -> dict[str, Any]:
         "start_ns": span.start_ns,
         "end_ns": span.end_ns,
     }
-    for detail in ("peer", "bytes", "tokens", "cached", "queue_ns"):
+    for detail in ("peer", "bytes", "tokens", "cached", "queue_ns", "chunks", "waited_ns"):
         if value := getattr(span, detail):
             row[detail] = value
     return row

@@ -186,6 +186,9 @@ class Serving(Section):
     block_size: Annotated[int, whole(1, 1024)] = Field(default=16, description="Tokens in a KV block.")
     kv_pool: Annotated[KvPool, _nothing_is_empty] = Field(default_factory=KvPool)
     kv_send: Literal["after-prefill", "chunked"] = Field(default="after-prefill", description="When P sends KV.")
+    kv_chunk: Annotated[int, whole(1, 1 << 20)] = Field(
+        default=256, description="Tokens whose KV leaves at once with kv_send chunked; whole blocks."
+    )
 
 
 class Api(Section):

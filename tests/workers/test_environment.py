@@ -69,7 +69,7 @@ def test_everything_is_read_once() -> None:
         ({"PDDBED_PEERS": '[{"name": "x"}]'}, "a peer needs name, role, address and port"),
         ({"PDDBED_WAN": '{"main": {}}'}, "PDDBED_WAN of 'main'"),
         ({"PDDBED_SERVING": '{"pipeline": "magic"}'}, "serving.pipeline 'magic' is not built yet; use one of pdd"),
-        ({"PDDBED_SERVING": '{"kv_send": "chunked"}'}, "serving.kv_send 'chunked' is not built yet"),
+        ({"PDDBED_SERVING": '{"kv_send": "sometimes"}'}, "serving.kv_send 'sometimes' is not built yet"),
         ({"PDDBED_SERVING": '{"block_size": 0}'}, "serving.block_size is 0"),
         ({"PDDBED_SERVING": '{"kv_pool": {"connections": true}}'}, "serving.kv_pool.connections is True"),
         ({"PDDBED_SERVING": '{"relay_threshold": 95}'}, "serving.relay_threshold is 95; it must be a share"),

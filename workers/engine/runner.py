@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from collections.abc import Sequence as List
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -43,6 +43,7 @@ class _Job:
 
     sequence: Sequence
     once: bool
+    on_step: Callable[[], None] | None = None
     queue: asyncio.Queue[Generated | Exception | None] = field(default_factory=asyncio.Queue)
 
 
@@ -129,13 +130,16 @@ class EngineRunner:
         if self.cache is not None and self._sequences.get(sequence.id) is sequence:
             self.cache.keep(self._leases[sequence], sequence.tokens[: sequence.computed], sequence.blocks)
 
-    async def prefill(self, sequence: Sequence) -> Generated:
+    async def prefill(self, sequence: Sequence, on_step: Callable[[], None] | None = None) -> Generated:
         """Computes the KV of `tokens[computed:]` and samples the next token, which joins `tokens`.
+
+        `on_step` is called after each step that moved `computed` on: what lies before it is final.
 
         If the known tokens already end the answer, nothing is sampled and the last of them is returned with
         its finish reason. Raises Stopped when stopped or freed meanwhile, OutOfBlocks when memory runs out.
         """
         job = self._begin(sequence, once=True)
+        job.on_step = on_step
         try:
             item = await job.queue.get()
         finally:
@@ -270,6 +274,8 @@ class EngineRunner:
         try:
             sampled = await loop.run_in_executor(self._thread, self._engine.compute, batch)
             for job, generated in zip(jobs, self._engine.commit(batch, sampled), strict=True):
+                if job.on_step is not None and self._jobs.get(job.sequence.id) is job:
+                    job.on_step()
                 if generated is not None:
                     job.queue.put_nowait(generated)
                     if job.once or generated.finish_reason is not None:

@@ -7,7 +7,7 @@ from typing import Literal
 from workers.wire.frames import COUNTED_AS, Kind
 
 Direction = Literal["sent", "received"]
-CLASSES = ("kv", "token-ids", "control")
+CLASSES = ("kv", "token-ids", "control", "padding")
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class Counters:
         count.frames += 1
 
     def bytes(self, peer: str, direction: Direction, traffic_class: str) -> int:
-        """Bytes exchanged with a peer in one class ("kv", "token-ids", "control")."""
+        """Bytes exchanged with a peer in one class (see CLASSES)."""
         count = self._counts.get((peer, direction, traffic_class))
         return count.bytes if count else 0
 

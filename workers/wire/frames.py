@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 MAGIC = b"PDDB"
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2  # 2: padding; KV that leaves while prefill computes
 
 # magic, protocol version, kind, message bytes, body bytes, crc32 of the 20 bytes before it and of the message
 HEADER = struct.Struct("!4sHHIQI")
@@ -25,6 +25,7 @@ class Kind(IntEnum):
     CONTROL = 2
     TOKEN_IDS = 3
     KV = 4
+    PADDING = 5  # bytes that mean nothing: the receiver drops them
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ LIMITS = {
     Kind.CONTROL: Limit(16 * MIB, 0),
     Kind.TOKEN_IDS: Limit(16 * MIB, 0),
     Kind.KV: Limit(1 * MIB, 256 * MIB),
+    Kind.PADDING: Limit(64, 1 * MIB),
 }
 
 COUNTED_AS = {
@@ -49,6 +51,7 @@ COUNTED_AS = {
     Kind.CONTROL: "control",
     Kind.TOKEN_IDS: "token-ids",
     Kind.KV: "kv",
+    Kind.PADDING: "padding",
 }
 
 

@@ -82,6 +82,11 @@ class KvPool:
         self._on_change = on_change
         self.up = 0
 
+    @property
+    def keep_alive_s(self) -> float:
+        """A transfer that has nothing to send for so long says that it is alive: well within the stall deadline."""
+        return self._path.stall_s / 4
+
     def start(self) -> None:
         self._tasks = [asyncio.create_task(self._keep_up(), name=f"kv to {self.peer}") for _ in range(self.size)]
 

@@ -8,9 +8,8 @@ import xxhash
 from workers.wire.connection import Connection
 from workers.wire.frames import FrameError, Kind, WireError
 from workers.wire.kv_send import block_lengths
-from workers.wire.messages import KvAbort, KvBegin, KvBlocks, KvEnd, KvReceived, KvRefused, TokenLogprob
+from workers.wire.messages import KvAbort, KvBegin, KvBlocks, KvEnd, KvReceived, KvRefused, Padding, TokenLogprob
 from workers.wire.stream import Target
-
 
 _KINDS = frozenset({Kind.CONTROL, Kind.KV, Kind.PADDING})
 

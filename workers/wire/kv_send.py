@@ -5,13 +5,15 @@ import secrets
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import xxhash
 
+from workers.wire.connection import Connection
 from workers.wire.frames import WireError
 from workers.wire.kv_pool import KvChannel, KvPool
-from workers.wire.messages import KvAbort, KvBegin, KvBlocks, KvEnd, KvReceived, KvRefused, RequestSpec, TokenLogprob
+from workers.wire.kv_source import KvSource
+from workers.wire.messages import KvAbort, KvBegin, KvBlocks, KvEnd, KvReceived, KvRefused, Padding, RequestSpec
 from workers.wire.stream import Batch
 
 FRAME_BODY_BYTES = 1 << 20  # blocks are grouped up to this size (one block at least)
@@ -222,7 +224,7 @@ class OutgoingKv:
 
     async def _nothing_new(self, answer: "asyncio.Future[KvReceived | KvRefused]", timeout_s: float) -> bool:
         """Wait for more KV or an early end of the transfer; whether neither came in time."""
-        waited_for = {self._source.changed(), answer}
+        waited_for: set[asyncio.Future[Any]] = {self._source.changed(), answer}
         done, _ = await asyncio.wait(waited_for, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         return not done
 

@@ -179,9 +179,9 @@ class Finish(Message, tag="finish", frozen=True):
 class Without(Message, tag="without", frozen=True):
     """A request goes on without one of its workers: `lost` is gone, has failed, or cannot be heard.
 
-    To prefill: send it nothing more. To a decode worker that has lost its prefill: give up unless all KV is here. To a
-    relay that has lost its main decode: finish the answer. To main decode that has lost its relay: take over from `ids`,
-    all that the gateway has of the answer, and say again what follows them; with `finish_reason` that is all of it.
+    To prefill: send it nothing more. To a decode worker that has lost its prefill: give up unless all KV is here. To
+    a relay that has lost its main decode: finish the answer. To main decode that has lost its relay: take over from
+    `ids`, all that the gateway has of the answer, and say again what follows; with `finish_reason` nothing does.
     """
 
     request: Name

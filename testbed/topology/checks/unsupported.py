@@ -40,5 +40,3 @@ def _asked_for(file: TopologyFile) -> Iterator[tuple[Path, str, str]]:
             yield (*path, "profile"), f"profile {quote(host.profile)}", "write native"
     if file.serving.handoff in ("catch-up", "overlap", "kv"):
         yield ("serving", "handoff"), f"hand-over {file.serving.handoff}", "write auto or one-shot"
-    if file.serving.kv_send == "chunked":
-        yield ("serving", "kv_send"), "kv_send chunked", "write after-prefill"

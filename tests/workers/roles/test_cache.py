@@ -413,7 +413,7 @@ def test_zeroing_is_noticed_because_the_cache_really_is_used(tiny: LoadedModel, 
             computed: list[int] = []
             compute = lab.p0.runner.prefill
 
-            async def counting(sequence: Sequence) -> Any:
+            async def counting(sequence: Sequence, *more: Any) -> Any:
                 computed.append(sequence.pending)
                 return await compute(sequence)
 

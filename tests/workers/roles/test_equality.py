@@ -96,8 +96,8 @@ def test_the_equality_fails_when_any_one_block_is_zeroed_on_its_way(
         async with SlowWan(tiny, tmp_path, None) as lab:
             prefill = lab.p0.runner.prefill
 
-            async def prefill_then_zero(sequence: Sequence) -> Any:
-                first = await prefill(sequence)
+            async def prefill_then_zero(sequence: Sequence, *more: Any) -> Any:
+                first = await prefill(sequence, *more)
                 view = lab.p0.pool.view(sequence.blocks[block], lab.p0.pool.block_size)
                 view[:] = bytes(len(view))
                 return first

@@ -5,13 +5,14 @@ import socket
 from dataclasses import dataclass
 from typing import Any, Self
 
+from tests.workers.serving import Relay
 from workers.wire.connection import Local
 from workers.wire.deadlines import Path
 from workers.wire.frames import PROTOCOL_VERSION
 from workers.wire.kv_receive import RefuseTransfer
 from workers.wire.kv_send import OutgoingKv
 from workers.wire.kv_source import First, KvSource
-from workers.wire.messages import Facts, KvBegin, Message, RequestSpec, SamplingSpec, TokenLogprob
+from workers.wire.messages import Facts, KvBegin, Message, RequestSpec, SamplingSpec
 from workers.wire.peers import Peer, Peers
 from workers.wire.stream import Target
 
@@ -76,6 +77,7 @@ class Sink:
         self._memory = memory
         self._target: Target | None = None
         self.cancelled = False
+        self.verified_blocks = 0
         self.result: asyncio.Future[tuple[str, Any]] = asyncio.get_running_loop().create_future()
 
     def views(self, first_block: int, tokens: list[int]) -> list[memoryview]:
@@ -85,7 +87,7 @@ class Sink:
         self._target = target
 
     def verified(self, blocks: int) -> None:
-        pass
+        self.verified_blocks += blocks
 
     def complete(self, first_token: int, finish_reason: str | None, received_ns: int, first_logprob: object) -> None:
         self.result.set_result(("complete", first_token))
@@ -155,6 +157,31 @@ class End:
 
     def status_for(self, peer: str) -> None:
         return None
+
+
+class Wan:
+    """p0 and md0 with a relay between them; `connections` KV connections."""
+
+    def __init__(self, connections: int = 2, blocks: int = 64) -> None:
+        self.p0, self.md0 = End("p0", "prefill"), End("md0", "main-decode", blocks=blocks)
+        self.relay = Relay(self.md0.port)
+        self._connections = connections
+
+    async def __aenter__(self) -> "Wan":
+        await self.relay.__aenter__()
+        self.p0.connect(self.md0, connections=self._connections, md0=self.relay.port)
+        self.md0.connect(self.p0)
+        await self.md0.__aenter__()
+        await self.p0.__aenter__()
+        self.pool = self.p0.peers.pools["md0"]
+        await self.p0.peers.wait_connected(["md0"], 3)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.relay.resume()
+        await self.p0.__aexit__()
+        await self.md0.__aexit__()
+        await self.relay.__aexit__()
 
 
 def spec(request: str, tokens: int) -> RequestSpec:

@@ -14,7 +14,7 @@ from tests.workers.serving import eventually, run
 from tests.workers.wire.pair import SECRET, End, QuickPath, facts
 from workers.wire import frames, handshake
 from workers.wire.connection import Connection, Local, dial
-from workers.wire.frames import HEADER, WireError, pack, parse_header
+from workers.wire.frames import HEADER, PROTOCOL_VERSION, WireError, pack, parse_header
 from workers.wire.handshake import AuthenticationFailed, Incompatible
 from workers.wire.messages import Facts, Hello, Proof, Refused, Welcome, decode, encode, kind_of
 from workers.wire.stream import ConnectionLost, Stream
@@ -78,7 +78,7 @@ def test_a_proof_cannot_be_reflected() -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"protocol": 2}, "wire protocol is 1 on md0 and 2 on p0"),
+        ({"protocol": 9}, f"wire protocol is {PROTOCOL_VERSION} on md0 and 9 on p0"),
         ({"model": "other"}, "model is m on md0 and other on p0"),
         ({"fingerprint": "e" * 32}, f"model fingerprint is {'f' * 32} on md0 and {'e' * 32} on p0"),
         ({"block_size": 32}, "block size is 16 on md0 and 32 on p0"),
@@ -123,9 +123,9 @@ def test_another_protocol_version_is_refused_so_that_both_sides_name_both_versio
             stream = Stream(sock, QuickPath())
             raw = await stream.read_bytes(HEADER.size, 2.0)
             stream.close("enough")
-            assert "speaks wire protocol 9, this worker 1" in caplog.text
+            assert f"speaks wire protocol 9, this worker {PROTOCOL_VERSION}" in caplog.text
             monkeypatch.setattr(frames, "PROTOCOL_VERSION", 9)
-            with pytest.raises(frames.FrameError, match="speaks wire protocol 1, this worker 9"):
+            with pytest.raises(frames.FrameError, match=f"speaks wire protocol {PROTOCOL_VERSION}, this worker 9"):
                 parse_header(raw)
 
     run(test())

@@ -104,7 +104,7 @@ def test_an_oversize_hello_is_refused_before_it_is_read() -> None:
         md0 = End("md0", "main-decode")
         async with md0.connect(End("p0", "prefill")):
             with socket.create_connection(("127.0.0.1", md0.port)) as sock:
-                sock.sendall(struct.pack("!4sHHIQI", frames.MAGIC, 1, Kind.HANDSHAKE, 5000, 0, 0))
+                sock.sendall(struct.pack("!4sHHIQI", frames.MAGIC, frames.PROTOCOL_VERSION, Kind.HANDSHAKE, 5000, 0, 0))
                 sock.setblocking(False)
                 loop = asyncio.get_running_loop()
                 answer = b""

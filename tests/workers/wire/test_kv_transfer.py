@@ -7,38 +7,13 @@ import time
 
 import pytest
 
-from tests.workers.serving import Relay, eventually, run
-from tests.workers.wire.pair import BLOCK_SIZE, BYTES_PER_TOKEN, End, Memory, outgoing
+from tests.workers.serving import eventually, run
+from tests.workers.wire.pair import BLOCK_SIZE, BYTES_PER_TOKEN, End, Memory, Wan, outgoing
 from workers.wire.kv_pool import PeerUnreachable
 from workers.wire.kv_send import TransferAborted, TransferRefused, block_lengths, new_transfer_id
 from workers.wire.stream import ConnectionLost
 
 BLOCK_BYTES = BLOCK_SIZE * BYTES_PER_TOKEN
-
-
-class Wan:
-    """p0 and md0 with a relay between them; `connections` KV connections."""
-
-    def __init__(self, connections: int = 2, blocks: int = 64) -> None:
-        self.p0, self.md0 = End("p0", "prefill"), End("md0", "main-decode", blocks=blocks)
-        self.relay = Relay(self.md0.port)
-        self._connections = connections
-
-    async def __aenter__(self) -> "Wan":
-        await self.relay.__aenter__()
-        self.p0.connect(self.md0, connections=self._connections, md0=self.relay.port)
-        self.md0.connect(self.p0)
-        await self.md0.__aenter__()
-        await self.p0.__aenter__()
-        self.pool = self.p0.peers.pools["md0"]
-        await self.p0.peers.wait_connected(["md0"], 3)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.relay.resume()
-        await self.p0.__aexit__()
-        await self.md0.__aexit__()
-        await self.relay.__aexit__()
 
 
 @pytest.mark.parametrize("tokens", [1, 15, 16, 17, 500])
