@@ -14,10 +14,11 @@ from workers.engine import Sequence
 from workers.environment import WorkerEnvironment
 from workers.events import Teller
 from workers.models import LoadedModel
-from workers.roles.worker import Active, Bounded, RequestFailed, Worker
+from workers.roles.active import Active, Bounded, RequestFailed
+from workers.roles.worker import Worker
 from workers.wire.frames import WireError
 from workers.wire.kv_receive import RefuseTransfer
-from workers.wire.messages import KvBegin, KvWanted, Message, RequestSpec, TokenLogprob
+from workers.wire.messages import KvBegin, KvWanted, Message, RequestSpec, TokenLogprob, Without
 from workers.wire.stream import Target
 
 BROKEN = ("connection_lost", "deadline_exceeded")  # a transfer's ends that another one can mend
@@ -122,7 +123,7 @@ class DecodeWorker(Worker):
         self.block_size = self.pool.block_size
         self.bytes_per_token = self.pool.bytes_per_token
         self.teller = Teller()
-        # What other workers say of a request whose KV has not begun to arrive: their way here may be the faster one.
+        # What others say of a request whose KV has not begun to arrive: their way here may be the faster one.
         self._early = Bounded()
 
     def begin(self, begin: KvBegin) -> Incoming:
@@ -162,9 +163,8 @@ class DecodeWorker(Worker):
         except RequestFailed as error:
             raise RefuseTransfer(error.name, str(error)) from None
         self.begin_request(active)
-        early = self._early.pop(spec.id, None)
-        if early is not None:
-            self.deliver(active, early)
+        for message in self._early.pop(spec.id, []):
+            self.deliver(active, message)
         return active
 
     def new_active(self, spec: RequestSpec, sequence: Sequence) -> Decoding:
@@ -172,7 +172,7 @@ class DecodeWorker(Worker):
         raise NotImplementedError
 
     def deliver(self, active: Any, message: Message) -> None:
-        """Another decode worker's message for a request that is here."""
+        """Another decode worker's message for a request that is here, or the gateway's that this one is lost."""
         raise NotImplementedError
 
     def deliver_or_keep(self, request: str, message: Message) -> None:
@@ -181,9 +181,22 @@ class DecodeWorker(Worker):
         if active is not None:
             self.deliver(active, message)
         elif request not in self.ended:
-            self._early[request] = message
+            self._early[request] = [*self._early.get(request, []), message]
+
+    def go_without(self, gateway: str, message: Without) -> None:
+        lost = self.peers.known.get(message.lost)
+        if lost is None or lost.role != "prefill":
+            self.deliver_or_keep(message.request, message)
+            return
+        active = self.active.get(message.request)
+        failure = RequestFailed("worker_lost", f"{message.lost} was lost before {self.environment.host} had its KV")
+        if active is None:
+            self._early.pop(message.request, None)
+            self.refuse(gateway, message.request, failure)
+        elif isinstance(active, Decoding) and not active.arrived.done():
+            active.end(failure)
 
     def release(self, active: Active) -> None:
-        assert isinstance(active, Decoding)
-        active.detach()
+        if isinstance(active, Decoding):
+            active.detach()
         super().release(active)

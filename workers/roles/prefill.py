@@ -1,19 +1,22 @@
 """Prefill (P): computes what its cache lacks of the prompt's KV, samples the first token, and sends both to the decode
-workers of the route: to each only the blocks that, by the mirror of its cache, it does not hold.
+workers of the route: to each only the blocks that, by the mirror of its cache, it does not hold. With `kv_send:
+chunked` they leave while the rest is computed.
 """
 
 import asyncio
 import time
 
 from workers.cache import CacheMirror
-from workers.engine import Generated, Sequence
+from workers.engine import Sequence
 from workers.environment import WorkerEnvironment
 from workers.models import LoadedModel
-from workers.roles.worker import Active, RequestFailed, Worker, logprobs_of
+from workers.roles.active import Active, logprobs_of
+from workers.roles.worker import Worker
 from workers.wire.deadlines import DeadlineExceeded
 from workers.wire.frames import WireError
 from workers.wire.kv_send import Delivered, OutgoingKv, TransferAborted, TransferRefused
-from workers.wire.messages import CacheNotice, Failed, KvWanted, Message, Prefill, RequestSpec
+from workers.wire.kv_source import First, KvSource
+from workers.wire.messages import CacheNotice, KvWanted, Message, RequestSpec, Undelivered, Without
 from workers.wire.peers import KV_FLOWS
 from workers.wire.stream import ConnectionLost
 
@@ -32,17 +35,28 @@ class Prefilling(Active):
         """By peer, the first block that it wants of a transfer that broke off."""
         self.names: list[bytes] = []
         """Of the prompt's full blocks."""
-        self.over = False
+        self.given_up: dict[str, str] = {}
+        """By peer, why nothing more is sent to it."""
+
+    def give_up(self, peer: str, reason: str) -> None:
+        """When this returns no transfer to `peer` reads the blocks, and none will begin."""
+        self.given_up.setdefault(peer, reason)
+        if peer in self.outgoing:
+            self.outgoing[peer].abort(reason)
+        wanted = self.wanted.get(peer)
+        if wanted is not None and not wanted.done():
+            wanted.set_result(0)
 
 
 class PrefillWorker(Worker):
-    """Serves the `prefill` role; with a route of neither relay nor main it decodes as well (the control)."""
+    """Serves the `prefill` role."""
 
     def __init__(self, environment: WorkerEnvironment, loaded: LoadedModel) -> None:
         super().__init__(environment, loaded)
         self.mirrors = {
             peer.name: CacheMirror() for peer in self.peers.known.values() if ("prefill", peer.role) in KV_FLOWS
         }
+        self._chunked = environment.serving.kv_send == "chunked"
 
     def handle(self, peer: str, message: Message) -> None:
         if isinstance(message, CacheNotice) and peer in self.mirrors:
@@ -52,20 +66,16 @@ class PrefillWorker(Worker):
             wanted = active.wanted.get(peer) if isinstance(active, Prefilling) else None
             if wanted is not None and not wanted.done():
                 wanted.set_result(message.first_block)
-        elif isinstance(message, Prefill):
-            self._begin(peer, message.spec)
         else:
             super().handle(peer, message)
 
-    def _begin(self, peer: str, spec: RequestSpec) -> None:
-        if spec.id in self.ended or spec.id in self.active:
-            return
-        try:
-            active = Prefilling(spec, self.new_sequence(spec))
-        except RequestFailed as error:
-            self.peers.post_if_up(peer, Failed(request=spec.id, error=error.name, message=str(error)))
-            return
-        self.begin_request(active)
+    def new_prefilling(self, spec: RequestSpec) -> "Prefilling":
+        return Prefilling(spec, self.new_sequence(spec))
+
+    def go_without(self, gateway: str, message: Without) -> None:
+        active = self.active.get(message.request)
+        if isinstance(active, Prefilling):
+            active.give_up(message.lost, f"{message.lost} is lost")
 
     def on_lost(self, peer: str, reason: str) -> None:
         super().on_lost(peer, reason)
@@ -76,32 +86,32 @@ class PrefillWorker(Worker):
         assert isinstance(active, Prefilling)
         spec, sequence = active.spec, active.sequence
         start_ns = time.monotonic_ns()
-        first = await self.runner.prefill(sequence)
+        source = KvSource(len(spec.prompt), sequence.computed)
+        targets = [name for name in (spec.relay, spec.main) if name is not None]
+        active.names = list(self.runner.hashes(sequence)[: len(spec.prompt) // self.pool.block_size])
+        # Tasks of their own: cancelling the request must not cut a frame in half, only detach it from the blocks.
+        deliveries = [self.spawn(self._deliver(active, name, source)) for name in targets if self._chunked]
+        first = await self.runner.prefill(sequence, lambda: source.advance(sequence.computed))
+        logprob = next(iter(logprobs_of(active, first)), None)
+        source.finish(First(first.token_id, first.finish_reason, logprob))
         self.runner.keep(sequence)
         active.span("prefill", start_ns, time.monotonic_ns(), tokens=len(spec.prompt), cached=sequence.cached)
         self.report(active)
-        active.names = list(self.runner.hashes(sequence)[: len(spec.prompt) // self.pool.block_size])
-        targets = [name for name in (spec.relay, spec.main) if name is not None]
-        # Tasks of their own: cancelling the request must not cut a frame in half, only detach it from the blocks.
-        deliveries = [self.spawn(self._deliver(active, name, first)) for name in targets]
-        if deliveries:
-            await asyncio.wait(deliveries)
-        else:
-            sequence.tokens.pop()  # prefill appended what decode_from_first appends and emits
-            active.first_logprob = next(iter(logprobs_of(active, first)), None)
-            await self.decode_from_first(active, "decode", first.token_id, first.finish_reason)
+        deliveries = deliveries or [self.spawn(self._deliver(active, name, source)) for name in targets]
+        await asyncio.wait(deliveries)
 
-    async def _deliver(self, active: Prefilling, name: str, first: Generated) -> None:
+    async def _deliver(self, active: Prefilling, name: str, source: KvSource) -> None:
         """Give one decode worker what it lacks; tell the gateway when that fails."""
         spec = active.spec
         try:
-            delivered, first_block = await self._attempts(active, name, first)
+            delivered, first_block = await self._attempts(active, name, source)
         except TransferAborted:
             return
         except WireError as error:
             # The other delivery goes on: whether the answer can be had from it is the gateway's decision.
-            message = f"KV to {name}: {error}"
-            self.peers.post_if_up(spec.gateway, Failed(request=spec.id, error=error.name, message=message[:4000]))
+            reason = f"KV to {name}: {error}"[:4000]
+            failure = Undelivered(request=spec.id, peer=name, error=error.name, message=reason)
+            self.peers.post_if_up(spec.gateway, failure)
             return
         active.span(
             self._transfer_name(name),
@@ -112,10 +122,12 @@ class PrefillWorker(Worker):
             tokens=len(spec.prompt),
             cached=first_block * self.pool.block_size,
             queue_ns=delivered.queue_ns,
+            chunks=delivered.chunks,
+            waited_ns=delivered.waited_ns,
         )
         self.report(active)
 
-    async def _attempts(self, active: Prefilling, name: str, first: Generated) -> tuple[Delivered, int]:
+    async def _attempts(self, active: Prefilling, name: str, source: KvSource) -> tuple[Delivered, int]:
         """Deliver, again if the mirror was wrong or the connection broke. Returns the first block sent as well.
 
         The last attempt relies on nothing. Raises what the last one raised.
@@ -124,18 +136,11 @@ class PrefillWorker(Worker):
         first_block = mirror.held(hashes)
         broken = False
         for left in reversed(range(ATTEMPTS)):
-            if active.over:  # while this task waited for its turn, or for the receiver's word
-                raise TransferAborted("the request is over")
+            if name in active.given_up:  # while this task waited for its turn, or for the receiver's word
+                raise TransferAborted(active.given_up[name])
             begun_ns = time.monotonic_ns()
-            kv = OutgoingKv(
-                spec,
-                self.pool,
-                active.sequence.blocks,
-                first.token_id,
-                first.finish_reason,
-                first_block,
-                next(iter(logprobs_of(active, first)), None),
-            )
+            chunk_tokens = self.environment.serving.kv_chunk
+            kv = OutgoingKv(spec, self.pool, active.sequence.blocks, source, first_block, chunk_tokens)
             active.outgoing[name] = kv
             active.wanted[name] = wanted = asyncio.get_running_loop().create_future()
             try:
@@ -170,10 +175,7 @@ class PrefillWorker(Worker):
 
     def release(self, active: Active) -> None:
         assert isinstance(active, Prefilling)
-        active.over = True
-        for kv in active.outgoing.values():
-            kv.abort("the request is over")
-        for wanted in active.wanted.values():
-            if not wanted.done():
-                wanted.set_result(0)
+        for name in (active.spec.relay, active.spec.main):
+            if name is not None:
+                active.give_up(name, "the request is over")
         super().release(active)

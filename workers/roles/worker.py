@@ -8,15 +8,16 @@ import asyncio
 import logging
 import socket
 import time
-from collections import OrderedDict
 from collections.abc import Coroutine
 from functools import partial
 from typing import Any
 
 from workers.cache import BlockCache
-from workers.engine import BlockPool, EngineRunner, Generated, OutOfBlocks, Sampling, Sequence
+from workers.engine import BlockPool, EngineRunner, Generated, OutOfBlocks, Sequence
 from workers.environment import WorkerEnvironment
 from workers.models import LoadedModel
+from workers.roles.active import Active, Bounded, RequestFailed, engine_sampling, logprobs_of
+from workers.roles.answers import Answers
 from workers.roles.notices import Notices
 from workers.wire.connection import Local
 from workers.wire.counters import Counters
@@ -28,99 +29,15 @@ from workers.wire.messages import (
     Failed,
     Finish,
     Message,
+    Prefill,
     Report,
     RequestSpec,
-    SamplingSpec,
-    Span,
     Status,
-    TokenLogprob,
-    Tokens,
+    Without,
 )
 from workers.wire.peers import Peers
 
 log = logging.getLogger(__name__)
-
-REMEMBERED = 8192  # ended requests a worker can still tell from unknown ones
-
-
-class RequestFailed(Exception):
-    """A request cannot go on here; `name` is the error that clients and records see."""
-
-    def __init__(self, name: str, message: str) -> None:
-        super().__init__(message)
-        self.name = name
-
-
-class Bounded(OrderedDict[str, Any]):
-    """A dictionary that forgets its oldest entries."""
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        super().__setitem__(key, value)
-        while len(self) > REMEMBERED:
-            self.popitem(last=False)
-
-
-class Active:
-    """One request on one worker, while it lasts."""
-
-    def __init__(self, spec: RequestSpec, sequence: Sequence) -> None:
-        self.spec = spec
-        self.sequence = sequence
-        self.spans: list[Span] = []
-        self.failure: RequestFailed | None = None
-        self.task: asyncio.Task[None] | None = None
-        self.decoding = False
-        self.first_logprob: TokenLogprob | None = None
-        """Of the first token, when the request asks for log probabilities; prefill sampled it."""
-        self.finished = False
-        """The gateway wants no more tokens; the request goes on for the caches' sake."""
-        self._decode: tuple[str, int, int] | None = None
-
-    @property
-    def answer(self) -> list[int]:
-        """Token ids generated so far."""
-        return self.sequence.tokens[self.sequence.prompt_len :]
-
-    def span(self, name: str, start_ns: int, end_ns: int, **details: Any) -> None:
-        """Note a stretch of this request's life; the next report carries it."""
-        self.spans.append(Span(name=name, start_ns=start_ns, end_ns=end_ns, **details))
-
-    def begin_decode(self, name: str, inherited: int = 0) -> None:
-        """From now on tokens are this worker's, after `inherited` ones; `end_decode` notes the span."""
-        self._decode = (name, time.monotonic_ns(), inherited)
-
-    def end_decode(self) -> None:
-        """Idempotent: by the last token, by a stop, or by neither."""
-        if self._decode is not None:
-            name, start_ns, inherited = self._decode
-            self._decode = None
-            self.span(name, start_ns, time.monotonic_ns(), tokens=len(self.answer) - inherited)
-
-    def end(self, failure: RequestFailed | None = None) -> None:
-        """Stop now: cancelled, or failed with a name."""
-        self.failure = self.failure or failure
-        if self.task is not None:
-            self.task.cancel()
-
-
-def engine_sampling(spec: SamplingSpec) -> Sampling:
-    """The engine's form of a request's sampling."""
-    return Sampling(
-        max_tokens=spec.max_tokens,
-        temperature=spec.temperature,
-        top_p=spec.top_p,
-        seed=spec.seed,
-        ignore_eos=spec.ignore_eos,
-        stop_token_ids=tuple(spec.stop_token_ids),
-        logprobs=spec.logprobs,
-    )
-
-
-def logprobs_of(active: Active, token: Generated) -> list[TokenLogprob]:
-    """Of a token just sampled, as `emit` takes them; empty when the request does not ask for log probabilities."""
-    if active.spec.sampling.logprobs is None or token.logprob is None:
-        return []
-    return [TokenLogprob(token.logprob, list(token.top_logprobs or ()))]
 
 
 def local_facts(environment: WorkerEnvironment, loaded: LoadedModel) -> Local:
@@ -138,8 +55,12 @@ def local_facts(environment: WorkerEnvironment, loaded: LoadedModel) -> Local:
     return Local(facts, environment.secret)
 
 
-class Worker:
-    """Base of the roles. Subclasses say what a request does (`serve`) and which messages they know (`handle`)."""
+class Worker(Answers):
+    """Base of the roles. Subclasses say what a request does (`serve`) and which messages they know (`handle`).
+
+    A request whose route is this worker alone (`RequestSpec.alone`) is the same on every role: prefilled and decoded
+    here. The pipeline `single` is that, and so is what is left when the others of a pipeline are lost.
+    """
 
     adopts_unfilled = True
     """Whether new sequences here can begin with a part of a block."""
@@ -203,9 +124,47 @@ class Worker:
         active.task = self.spawn(self._run(active))
         active.task.add_done_callback(partial(self._over, active))
 
+    def prefill_request(self, peer: str, spec: RequestSpec) -> None:
+        """A gateway asks for a prompt's prefill, and for its answer as well if the route is this worker alone."""
+        if spec.id in self.ended or spec.id in self.active:
+            return
+        try:
+            self.begin_request(self.new_prefilling(spec))
+        except RequestFailed as error:
+            self.refuse(peer, spec.id, error)
+
+    def new_prefilling(self, spec: RequestSpec) -> Active:
+        """A request that begins with prefill here. Raises RequestFailed."""
+        if not spec.alone:
+            raise RequestFailed("bad_request", f"{self.environment.host} has nobody to send KV to, but is asked to")
+        return Active(spec, self.new_sequence(spec))
+
+    def refuse(self, gateway: str, request: str, failure: RequestFailed) -> None:
+        """A request ends here before it has begun."""
+        self.ended[request] = True
+        self.peers.post_if_up(gateway, Failed(request=request, error=failure.name, message=str(failure)[:4000]))
+        self.peers.post_if_up(gateway, Report(request=request, spans=[], done=True))
+
     async def serve(self, active: Active) -> None:
-        """What this role does for one request; raising anything fails it."""
+        """What this role does for one request of a pipeline; raising anything fails it."""
         raise NotImplementedError
+
+    async def serve_alone(self, active: Active) -> None:
+        """Prefill and decode here."""
+        first = await self.prefill(active)
+        active.sequence.tokens.pop()  # prefill appended what decode_from_first appends and emits
+        active.first_logprob = next(iter(logprobs_of(active, first)), None)
+        await self.decode_from_first(active, "decode", first.token_id, first.finish_reason)
+
+    async def prefill(self, active: Active) -> Generated:
+        """Compute what the cache lacks of the prompt's KV, keep it, report the span; the first token."""
+        sequence, start_ns = active.sequence, time.monotonic_ns()
+        first = await self.runner.prefill(sequence)
+        self.runner.keep(sequence)
+        tokens = len(active.spec.prompt)
+        active.span("prefill", start_ns, time.monotonic_ns(), tokens=tokens, cached=sequence.cached)
+        self.report(active)
+        return first
 
     def release(self, active: Active) -> None:
         """Give back what the request holds. Called once, however it ended."""
@@ -215,7 +174,7 @@ class Worker:
         spec, host = active.spec, self.environment.host
         try:
             async with asyncio.timeout(spec.deadline_s):
-                await self.serve(active)
+                await (self.serve_alone(active) if spec.alone else self.serve(active))
         except TimeoutError:
             active.failure = RequestFailed(
                 "request_deadline", f"{host}: the request took longer than {spec.deadline_s:.0f} s"
@@ -240,57 +199,6 @@ class Worker:
             self.peers.post_if_up(spec.gateway, message)
         self.report(active, done=True)
 
-    def report(self, active: Active, *, done: bool = False) -> None:
-        """Tell the gateway what has been noted since the last report."""
-        spans, active.spans = active.spans, []
-        self.peers.post_if_up(active.spec.gateway, Report(request=active.spec.id, spans=spans, done=done))
-
-    def emit(
-        self,
-        active: Active,
-        position: int,
-        ids: list[int],
-        finish_reason: str | None,
-        logprobs: list[TokenLogprob],
-    ) -> None:
-        """Stream tokens to the gateway, all spans before the last one. Raises WireError when it is not there."""
-        if finish_reason is not None:
-            active.end_decode()
-            self.report(active)
-        self.peers.post(
-            active.spec.gateway,
-            Tokens(request=active.spec.id, position=position, ids=ids, finish_reason=finish_reason, logprobs=logprobs),
-        )
-
-    def emit_first(self, active: Active, first: int, finish_reason: str | None) -> None:
-        """Stream the token that prefill sampled."""
-        logprobs = [active.first_logprob] if active.first_logprob is not None else []
-        self.emit(active, active.sequence.prompt_len, [first], finish_reason, logprobs)
-
-    async def decode(self, active: Active) -> None:
-        """Decode to the end, or until the sequence is stopped, streaming each token."""
-        if not active.finished:
-            active.decoding = True
-            async for token in self.runner.decode(active.sequence):
-                self.emit(active, token.position, [token.token_id], token.finish_reason, logprobs_of(active, token))
-            active.decoding = False
-        active.end_decode()
-
-    def stop_decoding(self, active: Active) -> None:
-        """No further token after the step in flight; `decode` returns."""
-        if active.decoding and active.sequence.finish_reason is None:
-            self.spawn(self.runner.stop(active.sequence))
-
-    async def decode_from_first(self, active: Active, name: str, first: int, finish_reason: str | None) -> None:
-        """Emit the token that prefill sampled, then decode unless it ended the answer."""
-        sequence = active.sequence
-        active.begin_decode(name)
-        sequence.tokens.append(first)
-        sequence.finish_reason = finish_reason  # type: ignore[assignment]
-        self.emit_first(active, first, finish_reason)
-        if finish_reason is None:
-            await self.decode(active)
-
     def spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         task = asyncio.create_task(work)
         self._tasks.add(task)
@@ -302,6 +210,9 @@ class Worker:
     def handle(self, peer: str, message: Message) -> None:
         """A message that only this role knows."""
         log.warning("%s sent %s, which a %s does not expect", peer, type(message).__name__, self.environment.role)
+
+    def go_without(self, gateway: str, message: Without) -> None:
+        """A request that is not over here, perhaps not begun, loses one of its other workers."""
 
     def on_message(self, peer: str, message: Message) -> None:
         if isinstance(message, Cancel):
@@ -316,6 +227,11 @@ class Worker:
             if finished is not None:
                 finished.finished = True
                 self.stop_decoding(finished)
+        elif isinstance(message, Prefill):
+            self.prefill_request(peer, message.spec)
+        elif isinstance(message, Without):
+            if message.request not in self.ended:
+                self.go_without(peer, message)
         else:
             self.handle(peer, message)
 
