@@ -53,6 +53,12 @@ class Sequence:
         """The last known token, as an answer token."""
         return Generated(self.tokens[-1], len(self.tokens) - 1, self.finish_reason)
 
+    def forget(self, length: int) -> None:
+        """Takes back the tokens from position `length` on: they were guessed. Not while the sequence is computed."""
+        del self.tokens[length:]
+        self.computed = min(self.computed, length)
+        self.finish_reason = None
+
     def note_finish(self, eos_ids: Collection[int], context_length: int) -> None:
         """Sets `finish_reason` when the last token, if it belongs to the answer, ends it."""
         answered = len(self.tokens) - self.prompt_len

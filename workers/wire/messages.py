@@ -271,18 +271,45 @@ class KvWanted(Message, tag="kv-wanted", frozen=True):
 
 
 class HandOver(Message, tag="hand-over", frozen=True):
-    """Main decode holds the whole prompt's KV: stop, and send every token id you have."""
+    """Main decode holds the whole prompt's KV and asks for the answer: in which mode is in workers/handover.py."""
+
+    request: Name
+    mode: Name = "one-shot"  # "auto": the relay chooses
+
+
+class StopRelay(Message, tag="stop-relay", frozen=True):
+    """Main decode has caught up, or (from the gateway) its tokens have overtaken: decode no further, send the rest."""
 
     request: Name
 
 
 class TokenIds(Message, tag="token-ids", frozen=True):
-    """Everything generated so far, first token included, in one message (one-shot hand-over)."""
+    """Generated ids at consecutive positions from `position`, in order, first token included.
+
+    With `stopped_ns` they are the last; before that, in the modes that go on decoding, each is sent as it is made.
+    `tail`: of all ids, so many whose KV comes over a KV connection.
+    """
 
     request: Name
-    ids: Annotated[list[TokenId], Meta(min_length=1)]
-    stopped_ns: int
+    position: Count
+    ids: list[TokenId]
+    stopped_ns: int | None = None
     finish_reason: FinishReason = None
+    tail: Count = 0
+
+
+# -- relay decode to main decode, on a KV connection -----------------------------------------------------------
+
+
+class KvTail(Message, tag="kv-tail", frozen=True):
+    """KV of generated tokens [position, position + tokens), raw bytes in the body. Answered after the `last` one."""
+
+    transfer: Name
+    request: Name
+    position: Count
+    tokens: Annotated[int, Meta(ge=1, lt=1 << 32)]
+    checksum: Annotated[int, Meta(ge=0)]
+    last: bool = False
 
 
 # -- worker to gateway -----------------------------------------------------------------------------------------
@@ -311,6 +338,9 @@ class Span(Struct, frozen=True, kw_only=True, omit_defaults=True):
     queue_ns: int = 0
     chunks: int = 0  # of KV that left while prefill still computed; 0: everything left after it
     waited_ns: int = 0  # of a transfer that followed prefill: how long there was nothing to send
+    rounds: int = 0  # of catching up
+    mode: str = ""  # of a hand-over, and why it was chosen
+    reason: str = ""
 
 
 class Report(Message, tag="report", frozen=True):
@@ -363,6 +393,7 @@ Control = (
     | KvRefused
     | KvWanted
     | HandOver
+    | StopRelay
     | Report
     | Failed
     | Undelivered
@@ -375,14 +406,14 @@ _DECODERS: dict[Kind, msgspec.msgpack.Decoder] = {
     Kind.HANDSHAKE: msgspec.msgpack.Decoder(Handshake),
     Kind.CONTROL: msgspec.msgpack.Decoder(Control),
     Kind.TOKEN_IDS: msgspec.msgpack.Decoder(Ids),
-    Kind.KV: msgspec.msgpack.Decoder(KvBlocks),
+    Kind.KV: msgspec.msgpack.Decoder(KvBlocks | KvTail),
     Kind.PADDING: msgspec.msgpack.Decoder(Padding),
 }
 
 
 def kind_of(message: Message) -> Kind:
     """The frame kind, hence the byte class, of a message."""
-    if isinstance(message, KvBlocks):
+    if isinstance(message, KvBlocks | KvTail):
         return Kind.KV
     if isinstance(message, Padding):
         return Kind.PADDING

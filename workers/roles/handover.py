@@ -1,0 +1,65 @@
+"""Main decode's sequence while it follows the relay's: ids as they come, their KV computed, one token further.
+
+Owns the bookkeeping of one hand-over on main decode; messages and deadlines are the role's.
+"""
+
+import asyncio
+import time
+
+from workers.engine import EngineRunner, Generated, Sequence
+from workers.handover import Pace, RelayedIds
+
+
+class Following:
+    """Behind the ids that were followed the sequence holds what was sampled after them: the relay's next token, if
+    the relay is still decoding, or else the first of this worker's own.
+    """
+
+    def __init__(self, runner: EngineRunner, sequence: Sequence) -> None:
+        self.relayed = RelayedIds(sequence.prompt_len)
+        self.rounds: list[int] = []
+        """Ids in each round so far."""
+        self.relay_pace, self.own_pace = Pace(), Pace()
+        self.next: Generated | None = None
+        """The token after those followed."""
+        self.changed_ns = time.monotonic_ns()
+        self._runner = runner
+        self._sequence = sequence
+        self._followed = 0
+        self._news = asyncio.Event()
+
+    @property
+    def waiting(self) -> int:
+        """Ids that have come and were not followed yet."""
+        return len(self.relayed.ids) - self._followed
+
+    def note(self) -> None:
+        """`relayed` has changed, or KV has come."""
+        self.changed_ns = time.monotonic_ns()
+        self._news.set()
+
+    async def news(self, within_s: float) -> None:
+        """Return after the next `note`. Raises TimeoutError."""
+        self._news.clear()
+        async with asyncio.timeout(within_s):
+            await self._news.wait()
+
+    async def follow(self) -> Generated:
+        """Compute the KV of all ids that have come, in one extend; returns the token after them.
+
+        Tokens that were sampled here stand as long as the ids agree with them. Raises what the runner raises.
+        """
+        sequence, ids = self._sequence, self.relayed.ids[self._followed :]
+        at = sequence.prompt_len + self._followed
+        own = sequence.tokens[at:]
+        agreed = next((i for i, (ours, theirs) in enumerate(zip(own, ids, strict=False)) if ours != theirs), len(own))
+        if agreed < min(len(own), len(ids)):
+            sequence.forget(at + agreed)
+        rest = ids[agreed:]
+        if ids:
+            self._followed += len(ids)
+            self.rounds.append(len(ids))
+            more = self._runner.extend(sequence, rest) if rest else self._runner.prefill(sequence)
+            self.next = await more
+        assert self.next is not None, "there is nothing to follow"
+        return self.next
