@@ -30,7 +30,7 @@ class Attention(Protocol):
     def attend(self, layer: int, queries: Tensor, kv: Tensor) -> Tensor:
         """Stores `kv [tokens, 2, kv_heads, head_dim]`, then attends with `queries [tokens, heads, head_dim]`.
 
-        Returns `[tokens, heads * head_dim]`.
+        Returns `[tokens, heads, head_dim]`.
         """
         ...
 
@@ -75,7 +75,7 @@ class Layer(nn.Module):
             keys.copy_(F.rms_norm(keys, (head_dim,), self.k_norm, eps))
         rotate(qkv[:, : heads + kv_heads], phases)
         kv = qkv[:, heads:].unflatten(1, (2, kv_heads))
-        residual += project(attention.attend(self.index, qkv[:, :heads], kv), self.out)
+        residual += project(attention.attend(self.index, qkv[:, :heads], kv).flatten(1), self.out)
 
         normed = F.rms_norm(residual, (config.hidden,), self.ffn_norm, eps)
         gate, up = project(normed, self.gate_up).chunk(2, dim=-1)

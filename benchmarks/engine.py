@@ -1,0 +1,164 @@
+"""How fast the engine decodes next to transformers on the same shape of model, and how fast its cache matches.
+
+    python -m benchmarks.engine [--rounds 5] [--out results/engine]
+
+Everything is a ratio of two things measured in the same round, one after the other, on one thread; of all rounds the
+best of each side counts, because whatever disturbs a run makes it slower. CPU time of the process, so that
+neighbours on the machine matter less.
+"""
+
+import argparse
+import json
+import random
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from workers.cache import BlockCache
+from workers.engine import BlockPool, Chunk, Engine, Sampling, Sequence
+from workers.models import LoadedModel, ModelSpec, load_model
+
+TOKENS = 128
+PROMPT = 50
+CONCURRENT = 16
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured figure and what is asked of it."""
+
+    name: str
+    value: float
+    unit: str
+    asked: str
+    ok: bool
+    details: dict[str, float]
+
+
+def best_cpu_s(rounds: int, *works: Callable[[], object]) -> list[float]:
+    """The least CPU time of each work, all of them taking turns."""
+    best = [float("inf")] * len(works)
+    for _ in range(rounds):
+        for index, work in enumerate(works):
+            began = time.process_time()
+            work()
+            best[index] = min(best[index], time.process_time() - began)
+    return best
+
+
+def prompt(length: int) -> list[int]:
+    """Printable noise for the byte model."""
+    source = random.Random(length)
+    return [source.randint(ord(" "), ord("~")) for _ in range(length)]
+
+
+def oracle(loaded: LoadedModel) -> LlamaForCausalLM:
+    """A transformers model of the same shape; its weights do not matter to its speed."""
+    config = loaded.config
+    shape = LlamaConfig(
+        vocab_size=config.vocab,
+        hidden_size=config.hidden,
+        intermediate_size=config.intermediate,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.heads,
+        num_key_value_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    return LlamaForCausalLM(shape).eval()
+
+
+def decode_ours(loaded: LoadedModel, concurrent: int, length: int = PROMPT, tokens: int = TOKENS) -> None:
+    """Prefill and decode `concurrent` sequences side by side."""
+    blocks = concurrent * -(-(length + tokens) // 16)
+    engine = Engine(loaded, BlockPool(loaded.config, blocks, 16, loaded.spec.dtype))
+    sampling = Sampling(max_tokens=tokens, ignore_eos=True)
+    sequences = [Sequence(str(n), prompt(length), length, sampling) for n in range(concurrent)]
+    for sequence in sequences:
+        engine.admit(sequence)
+    while sequences[0].finish_reason is None:
+        engine.step([Chunk(sequence, sequence.pending) for sequence in sequences])
+
+
+@torch.inference_mode()
+def decode_theirs(model: LlamaForCausalLM, length: int = PROMPT, tokens: int = TOKENS) -> None:
+    """Prefill and decode one sequence with `generate`, as a user of transformers would."""
+    model.generate(torch.tensor([prompt(length)]), max_new_tokens=tokens, do_sample=False)
+
+
+def decoding(loaded: LoadedModel, rounds: int) -> tuple[float, float, dict[str, float]]:
+    """(tokens/s of 16 side by side, tokens/s of one alone), both over transformers' one by one; and ms a token."""
+    theirs_model = oracle(loaded)
+    together, alone, theirs = best_cpu_s(
+        rounds,
+        lambda: decode_ours(loaded, CONCURRENT),
+        lambda: decode_ours(loaded, 1),
+        lambda: decode_theirs(theirs_model),
+    )
+    details = {
+        "ms_per_token_of_16": 1e3 * together / CONCURRENT / TOKENS,
+        "ms_per_token_alone": 1e3 * alone / TOKENS,
+        "ms_per_token_transformers": 1e3 * theirs / TOKENS,
+    }
+    return CONCURRENT * theirs / together, theirs / alone, details
+
+
+def radix_match_s(rounds: int, tokens: int = 100_000) -> float:
+    """The least time to hash a prompt of `tokens` tokens and find what the cache holds of it: all but its end."""
+    config = load_model(ModelSpec("tiny")).config
+    pool = BlockPool(config, tokens // 16 + 64, 16)
+    cache = BlockCache(pool, "benchmark")
+    chance = random.Random(1)
+    ids = [chance.randrange(config.vocab) for _ in range(tokens)]
+    lease, blocks, _ = cache.adopt(ids[:-100])
+    cache.keep(lease, ids[:-100], blocks, last=True)
+    cache.end(lease)
+    pool.release(blocks)
+
+    def match() -> None:
+        held = cache.policy.match(cache.hashes(ids))
+        assert held == (tokens - 100) // 16
+
+    return best_cpu_s(rounds, match)[0]
+
+
+def measure(rounds: int) -> list[Figure]:
+    loaded = load_model(ModelSpec("tiny"))
+    together, alone, details = decoding(loaded, rounds)
+    match_ms = 1e3 * radix_match_s(5 * rounds)
+    return [
+        Figure(
+            "16 sequences of tiny side by side", together, "x transformers one by one", ">= 4", together >= 4, details
+        ),
+        Figure("one sequence of tiny", alone, "x transformers", ">= 1", alone >= 1, details),
+        Figure("radix match of 100,000 tokens", match_ms, "ms", "< 5", match_ms < 5, {}),
+    ]
+
+
+def line(figure: Figure) -> str:
+    details = ", ".join(f"{name} {value:.3g}" for name, value in figure.details.items())
+    verdict = "ok  " if figure.ok else "MISS"
+    return f"{verdict} {figure.name}: {figure.value:.3g} {figure.unit}  [asked {figure.asked}]  {details}".rstrip()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", type=Path, help="writes OUT.json and OUT.txt")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    figures = measure(arguments.rounds)
+    text = "\n".join(map(line, figures)) + "\n"
+    print(text, end="")
+    if arguments.out:
+        arguments.out.with_suffix(".json").write_text(json.dumps([asdict(f) for f in figures], indent=1) + "\n")
+        arguments.out.with_suffix(".txt").write_text(text)
+
+
+if __name__ == "__main__":
+    main()
