@@ -66,6 +66,7 @@ class _Reader:
     def __init__(self, variables: Mapping[str, str]) -> None:
         self._variables = variables
         self._problems: list[str] = []
+        self._patience = self._number("PDDBED_PATIENCE", 1.0, minimum=0.01, maximum=1000.0)
 
     def read(self) -> WorkerEnvironment:
         host = self._text("PDDBED_HOST")
@@ -116,6 +117,19 @@ class _Reader:
             return default
         return value
 
+    def _number(self, name: str, default: float, minimum: float, maximum: float) -> float:
+        text = self._variables.get(name)
+        if text is None:
+            return default
+        try:
+            value = float(text)
+        except ValueError:
+            value = float("nan")
+        if not minimum <= value <= maximum:  # so is NaN
+            self._problems.append(f"{name} is {text!r}; it must be a number from {minimum} to {maximum}")
+            return default
+        return value
+
     def _descriptor(self, name: str) -> int | None:
         return self._integer(name, -1, minimum=0) if name in self._variables else None
 
@@ -157,20 +171,20 @@ class _Reader:
         for datacenter, link in self._json("PDDBED_WAN", dict, {}).items():
             try:
                 rate = link.get("rate_bps")
-                paths[datacenter] = Path(int(link["rtt_ns"]), None if rate is None else int(rate))
+                paths[datacenter] = Path(int(link["rtt_ns"]), None if rate is None else int(rate), self._patience)
             except (KeyError, TypeError, ValueError, AttributeError):
                 self._problems.append(f"PDDBED_WAN of {datacenter!r} is {link!r}; it needs rtt_ns and rate_bps")
         return paths
 
     def _peers(self, host: str, datacenter: str, wan: Mapping[str, Path]) -> tuple[Peer, ...]:
-        peers = []
+        peers, local = [], Path(patience=self._patience)
         for entry in self._json("PDDBED_PEERS", list, []):
             try:
                 # role is null for hosts that run a command of their own: not one of ours to talk to
                 if entry["name"] == host or entry["role"] not in ROLES:
                     continue
                 there = entry.get("datacenter") or ""
-                path = Path() if there == datacenter else wan.get(there, Path())
+                path = local if there == datacenter else wan.get(there, local)
                 peers.append(Peer(entry["name"], entry["role"], there, entry["address"], int(entry["port"]), path))
             except (KeyError, TypeError, ValueError, AttributeError):
                 self._problems.append(f"PDDBED_PEERS has {entry!r}; a peer needs name, role, address and port")

@@ -5,6 +5,11 @@ from dataclasses import dataclass, replace
 
 BUSY_TOKENS = 256  # a request that a worker has weighs as much as so many tokens of a prompt that it lacks
 
+FALLBACKS = {"pdd": ("p-md", "p-rld")}
+"""By policy, the pipelines to take when one of its own lacks a worker, best first; then one worker alone."""
+ALONE = {"main-decode": "md", "relay-decode": "rld", "prefill": "p"}
+"""By role, best first, the pipeline that is one worker of that role alone."""
+
 
 class NoRoute(Exception):
     """No set of connected workers can serve the request; the sentence says which is missing."""
@@ -30,8 +35,8 @@ class WorkerView:
 class Route:
     """The workers of one request. `reason` goes to its record."""
 
-    pipeline: str  # "p-rld-md" | "p-md" | "p-rld" | "p"
-    prefill: str
+    pipeline: str  # "p-rld-md" | "p-md" | "p-rld", or one worker alone: "p" | "rld" | "md"
+    prefill: str  # who prefills: a worker of another role when it serves alone
     relay: str | None
     main: str | None
     reason: str
@@ -64,6 +69,38 @@ def route_for(policy: str, relay_threshold: float, prompt_tokens: int, workers: 
     else:
         route = choose_route(*pipeline_for(policy, 0.0, relay_threshold), views)
     return replace(route, hit_rate=_hit_rate(route, prompt_tokens, views))
+
+
+def route_around(policy: str, relay_threshold: float, prompt_tokens: int, workers: Iterable[WorkerView]) -> Route:
+    """`route_for`, and when workers are missing the best of what is left; its reason says what is missing.
+
+    Without main decode the relay answers to the end, without a relay main decode answers from the first token on, and
+    in the end any worker serves alone. Raises NoRoute when none is connected.
+    """
+    views = list(workers)
+    try:
+        return route_for(policy, relay_threshold, prompt_tokens, views)
+    except NoRoute as missing:
+        reason = str(missing)
+    for pipeline in FALLBACKS.get(policy, ()):
+        try:
+            route = choose_route(pipeline, reason, views)
+        except NoRoute:
+            continue
+        return replace(route, hit_rate=_hit_rate(route, prompt_tokens, views))
+    return alone_route(ALONE, reason, views)
+
+
+def alone_route(roles: Iterable[str], reason: str, workers: Iterable[WorkerView]) -> Route:
+    """One worker, of one of `roles`, prefills and decodes: the one that holds most of the prompt and is not too busy;
+    of equal ones that of the first role. Raises NoRoute.
+    """
+    order = list(roles)
+    candidates = [view for view in workers if view.role in order]
+    if not candidates:
+        raise NoRoute(f"{reason}; nor is another worker that could serve alone connected")
+    best = min(candidates, key=lambda view: (_cost(view)[:2], order.index(view.role), view.name))
+    return Route(ALONE[best.role], best.name, None, None, reason)
 
 
 def _hit_rate(route: Route, prompt_tokens: int, views: Sequence[WorkerView]) -> float:
