@@ -415,7 +415,7 @@ def test_zeroing_is_noticed_because_the_cache_really_is_used(tiny: LoadedModel, 
 
             async def counting(sequence: Sequence, *more: Any) -> Any:
                 computed.append(sequence.pending)
-                return await compute(sequence)
+                return await compute(sequence, *more)
 
             lab.p0.runner.prefill = counting
             turns = Turns(lab, tiny)
