@@ -22,7 +22,7 @@ from tests.testbed.congestion.probes import probe
 from tests.testbed.congestion.timelines import MBIT, MS, SECOND
 from workers.events import Teller
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.quiet]
 NAME = "congestion-test"
 SEED = 7
 TOPOLOGY = f"""\

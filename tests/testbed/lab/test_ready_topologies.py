@@ -31,6 +31,7 @@ def verifies(lab: Lab, first: dict[str, Any], attempts: int = 3) -> bool:
     return bool(verified["ok"])
 
 
+@pytest.mark.quiet
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_a_ready_topology_comes_up_and_its_links_verify(raise_lab: Callable[..., Lab], file: Path) -> None:
     lab = raise_lab(file, f"ready-{file.stem}", "--no-workers")

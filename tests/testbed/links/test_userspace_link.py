@@ -25,7 +25,7 @@ from testbed.links.userspace import TXQUEUELEN, UserspaceLink
 from testbed.netns import network_namespace_of
 from testbed.topology.plan import WanPlan
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.quiet]
 
 MS = 1_000_000
 MBIT = 1_000_000

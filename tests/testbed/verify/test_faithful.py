@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import Lab, run_pddbed
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.quiet]
 TINY = "topologies/two-dc-tiny.yaml"
 
 

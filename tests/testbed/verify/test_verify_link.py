@@ -13,7 +13,7 @@ from testbed.links.userspace import UserspaceLink
 from testbed.verify.link import Target, floor_ns, verify_link
 from tests.conftest import run_pddbed
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.quiet]
 HONEST = Impairment(rate_bps=100_000_000, delay_ns=10_000_000, queue_bytes=250_000)
 
 
