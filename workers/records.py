@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,15 @@ class RequestLog:
     error: str | None = None
     end_ns: int | None = None
     unsettled: tuple[str, ...] = ()
+    roles: Mapping[str, str] = field(default_factory=dict)
+    """By worker: whose token it is when another worker of its role took over."""
+    replays: int = 0
+    recovery: list[dict[str, Any]] = field(default_factory=list)
+    """Each loss: when, after how many tokens, of whom, why, and who went on."""
+    gateway_queue_ns: int = 0
+    """How long the request waited in the gateway for others to end, `start_ns` being before that."""
+    spliced: int | None = None
+    """Tokens of a chat's earlier turns that stand in the prompt as generated, where text would have become others."""
     retokenised: int | None = None
     """Tokens of a chat's earlier turns that came back as others, so that no cache knows them from there on."""
 
@@ -72,6 +82,10 @@ class RequestLog:
             "pdd_relay": self.route.relay,
             "pdd_main": self.route.main,
             "pdd_hit_rate": self.route.hit_rate,
+            "pdd_replays": self.replays,
+            "pdd_recovery": list(self.recovery),
+            "pdd_gateway_queue_ms": self.gateway_queue_ns / NS_PER_MS,
+            "pdd_spliced_tokens": self.spliced,
             "pdd_retokenised_tokens": self.retokenised,
             **self._transfers(),
             **self._handoff(),
@@ -115,9 +129,12 @@ class RequestLog:
             "pdd_handoff_ms": (extend.end_ns - wait.start_ns) / NS_PER_MS if wait and extend else None,
             # what the client sees: the gap between the relay's last and main decode's first token
             "pdd_handoff_pause_ms": (self.token_ns[switch] - self.token_ns[switch - 1]) / NS_PER_MS if switch else None,
-            "pdd_rld_tokens": self.instances.count(self.route.relay) if self.route.relay else 0,
-            "pdd_md_tokens": self.instances.count(self.route.main) if self.route.main else 0,
+            "pdd_rld_tokens": self._tokens_of("relay-decode"),
+            "pdd_md_tokens": self._tokens_of("main-decode"),
         }
+
+    def _tokens_of(self, role: str) -> int:
+        return sum(self.roles.get(instance) == role for instance in self.instances)
 
 
 def _share(span: Span | None) -> float | None:

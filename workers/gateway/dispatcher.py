@@ -1,4 +1,4 @@
-"""Requests on their way: chosen a route, started at prefill, merged, cancelled, recorded. Knows no HTTP."""
+"""Requests on their way: started, merged, recovered when workers are lost, cancelled, recorded. Knows no HTTP."""
 
 import asyncio
 import logging
@@ -6,13 +6,17 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Callable
 
-from workers.cache import CacheMirror, chain_root, extend_chain
 from workers.environment import WorkerEnvironment
-from workers.gateway.merge import MergeConflict, MergedToken, PositionMerge
+from workers.gateway.attempts import Attempt, LiveRequest
+from workers.gateway.merge import MergeConflict, MergedToken
+from workers.gateway.recovery import REQUEST_DEADLINE_S, Recovery
+from workers.gateway.routing import Router
 from workers.models import LoadedModel
-from workers.policy import Route, WorkerView, route_for
+from workers.policy import Route
 from workers.records import RecordWriter, RequestLog
-from workers.roles.worker import RequestFailed, local_facts
+from workers.roles.active import RequestFailed
+from workers.roles.worker import local_facts
+from workers.wire.frames import WireError
 from workers.wire.messages import (
     CacheNotice,
     Cancel,
@@ -25,45 +29,26 @@ from workers.wire.messages import (
     SamplingSpec,
     Status,
     Tokens,
+    Undelivered,
+    Unheard,
 )
 from workers.wire.peers import Peers
 
 log = logging.getLogger(__name__)
 
-REQUEST_DEADLINE_S = 900.0
 SETTLE_S = 30.0  # after that: for the workers to say that they hold nothing more
 
 
-class LiveRequest:
-    """One request, from submission until every worker has let go of it."""
-
-    def __init__(self, spec: RequestSpec, log_: RequestLog) -> None:
-        self.spec = spec
-        self.log = log_
-        self.merge = PositionMerge(len(spec.prompt))
-        self.queue: asyncio.Queue[list[MergedToken] | RequestFailed] = asyncio.Queue()
-        self.unsettled = set(log_.route.workers)
-        self.over = False  # the client has its answer, its error, or has gone
-        self.deadline: asyncio.TimerHandle | None = None
-
-    def note(self, tokens: list[MergedToken]) -> None:
-        now_ns = time.monotonic_ns()
-        for token in tokens:
-            self.log.token_ns.append(now_ns)
-            self.log.instances.append(token.instance)
-        self.queue.put_nowait(tokens)
-
-
-class Dispatcher:
+class Dispatcher(Recovery):
     """The gateway's side of the wire. `Handler` of its connections."""
 
     def __init__(self, environment: WorkerEnvironment, loaded: LoadedModel) -> None:
         self.environment = environment
         self.loaded = loaded
         self.peers = Peers(local_facts(environment, loaded), environment.peers, self, None, 0)
+        self.router = Router(environment, loaded, self.peers)
         self.live: dict[str, LiveRequest] = {}
-        self._chain_root = chain_root(loaded.fingerprint, environment.serving.block_size)
-        self.mirrors = {name: CacheMirror() for name in self.peers.known}
+        self.attempts: dict[str, tuple[LiveRequest, Attempt]] = {}
         self._records = RecordWriter(environment.records)
         self.on_settled: Callable[[RequestLog], None] = lambda _: None
         """Told of every request when its log is complete."""
@@ -80,27 +65,35 @@ class Dispatcher:
 
     # -- use ---------------------------------------------------------------------------------------------------
 
+    def route_now(self) -> Route:
+        """The route a request that no cache knows would take, with every role there. Raises NoRoute."""
+        return self.router.whole_route()
+
     def submit(self, prompt: list[int], sampling: SamplingSpec, prefix: str) -> LiveRequest:
-        """Choose a route and start. Raises NoRoute, or WireError when prefill has just gone."""
-        serving = self.environment.serving
-        route = route_for(serving.pipeline, serving.relay_threshold, len(prompt), self._views(prompt))
-        spec = RequestSpec(
-            id=f"{prefix}-{secrets.token_hex(12)}",
-            gateway=self.environment.host,
-            prefill=route.prefill,
-            relay=route.relay,
-            main=route.main,
-            prompt=prompt,
-            sampling=sampling,
-            deadline_s=REQUEST_DEADLINE_S,
-        )
-        handoff = "one-shot" if serving.handoff == "auto" else serving.handoff
-        entry = RequestLog(
-            spec.id, self.loaded.config.name, route, len(prompt), handoff, time.time(), time.monotonic_ns()
-        )
-        request = LiveRequest(spec, entry)
-        self.peers.post(route.prefill, Prefill(spec=spec))
+        """Choose a route and start. Raises NoRoute."""
+        avoid: set[str] = set()
+        spec: RequestSpec | None = None
+        while spec is None:
+            route = self.router.route(prompt, self.live.values(), avoid)
+            spec = RequestSpec(
+                id=f"{prefix}-{secrets.token_hex(12)}",
+                gateway=self.environment.host,
+                prefill=route.prefill,
+                relay=route.relay,
+                main=route.main,
+                prompt=prompt,
+                sampling=sampling,
+                deadline_s=REQUEST_DEADLINE_S,
+            )
+            if not self.ask(spec):
+                avoid.add(route.prefill)
+                spec = None
+        handoff, name = self.environment.serving.handoff, self.loaded.config.name
+        entry = RequestLog(spec.id, name, route, len(prompt), handoff, time.time(), time.monotonic_ns())
+        entry.roles = {peer.name: peer.role for peer in self.peers.known.values()}
+        request = LiveRequest(Attempt(spec, route), entry)
         self.live[spec.id] = request
+        self.attempts[spec.id] = request, request.attempt
         request.deadline = asyncio.get_running_loop().call_later(REQUEST_DEADLINE_S, self._expire, request)
         return request
 
@@ -129,10 +122,10 @@ class Dispatcher:
             return
         self._end(request, finish_reason, None if finish_reason else f"cancelled: {reason}")
         if finish_reason is None:
-            self._cancel_workers(request, reason)
+            self.cancel_workers(request, reason)
         else:
-            for worker in sorted(request.unsettled):
-                self.peers.post_if_up(worker, Finish(request=request.spec.id))
+            for worker in sorted(request.attempt.unsettled):
+                self.peers.post_if_up(worker, Finish(request=request.attempt.spec.id))
 
     # -- Handler -----------------------------------------------------------------------------------------------
 
@@ -140,106 +133,119 @@ class Dispatcher:
         if isinstance(message, Status):
             return
         if isinstance(message, CacheNotice):
-            if peer in self.mirrors:
-                self.mirrors[peer].apply(message.inserted, message.evicted, reset=message.reset)
+            self.router.noticed(peer, message)
             return
-        if not isinstance(message, Tokens | Report | Failed):
+        if not isinstance(message, Tokens | Report | Failed | Undelivered | Unheard):
             log.warning("%s sent %s, which a gateway does not expect", peer, type(message).__name__)
             return
-        request = self.live.get(message.request)
-        if request is None:
+        request, attempt = self.attempts.get(message.request, (None, None))
+        if request is None or attempt is None:
             return
         if isinstance(message, Tokens):
-            self._take(request, peer, message)
+            self._take(request, attempt, peer, message)
         elif isinstance(message, Report):
             request.log.spans += [(peer, span) for span in message.spans]
             if message.done:
-                self._done(request, peer)
+                self._done(request, attempt, peer)
+        elif isinstance(message, Failed):
+            self.lose(request, attempt, peer, RequestFailed(message.error, message.message))
+        elif isinstance(message, Undelivered):
+            self.peers.post_if_up(message.peer, Cancel(request=attempt.spec.id, reason=message.message))
+            self.lose(request, attempt, message.peer, RequestFailed(message.error, message.message))
         else:
-            self._fail(request, RequestFailed(message.error, message.message))
+            self.take_over(request, attempt, message)
 
     def on_lost(self, peer: str, reason: str) -> None:
-        self.mirrors[peer].apply([], [], reset=True)
+        self.router.lost(peer)
+        failure = RequestFailed("worker_lost", f"{peer} was lost: {reason}")
         for request in list(self.live.values()):
-            if peer in request.unsettled:
-                self._fail(request, RequestFailed("worker_lost", f"{peer} was lost: {reason}"))
-                self._done(request, peer)
+            for attempt in list(request.attempts):
+                if peer in attempt.unsettled:
+                    self.lose(request, attempt, peer, failure)
+                    self._done(request, attempt, peer)
 
     def on_change(self) -> None:
-        pass
+        for request in list(self.live.values()):
+            if request.stranded is not None:
+                self.recover(request)
 
     def status_for(self, peer: str) -> None:
         return None
 
-    # -- inside ------------------------------------------------------------------------------------------------
+    # -- the answer --------------------------------------------------------------------------------------------
 
-    def _views(self, prompt: list[int]) -> list[WorkerView]:
-        """The connected workers, and what their caches hold of a prompt by their own notices: no question, no wait."""
-        views = []
-        block_size = self.environment.serving.block_size
-        hashes = extend_chain(self._chain_root, [], prompt, block_size)
-        for peer in self.peers.known.values():
-            link = self.peers.link(peer.name)
-            if link is not None:
-                connected = frozenset(link.peer_status.connected) if link.peer_status else frozenset()
-                active = sum(peer.name in request.unsettled for request in self.live.values())
-                matched = self.mirrors[peer.name].held(hashes) * block_size
-                views.append(WorkerView(peer.name, peer.role, active, connected, matched))
-        return views
-
-    def route_now(self) -> Route:
-        """The route a request that no cache knows would take now. Raises NoRoute: the lab cannot serve."""
-        serving = self.environment.serving
-        return route_for(serving.pipeline, serving.relay_threshold, 0, self._views([]))
-
-    def _take(self, request: LiveRequest, peer: str, message: Tokens) -> None:
-        if request.over:
+    def _take(self, request: LiveRequest, attempt: Attempt, peer: str, message: Tokens) -> None:
+        if request.over or attempt is not request.attempt:
             return
         try:
             ready = request.merge.offer(message.position, message.ids, message.finish_reason, peer, message.logprobs)
         except MergeConflict as conflict:
-            self._fail(request, RequestFailed(conflict.name, str(conflict)))
+            self.fail(request, RequestFailed(conflict.name, str(conflict)))
             return
-        if ready:
-            request.note(ready)
+        if not ready:
+            return
+        request.note(ready)
+        relay = attempt.spec.relay
+        if attempt.unheard and peer == attempt.spec.main and relay is not None and attempt.works(relay):
+            # both decode, and main decode is ahead now
+            self.peers.post_if_up(relay, Cancel(request=attempt.spec.id, reason=f"{peer} has taken over"))
 
-    def _fail(self, request: LiveRequest, failure: RequestFailed) -> None:
+    def _done(self, request: LiveRequest, attempt: Attempt, worker: str) -> None:
+        attempt.unsettled.discard(worker)
+        if not request.over:
+            self.check_hope(request, attempt)
+        elif not request.unsettled:
+            self._settle(request)
+
+    # -- inside ------------------------------------------------------------------------------------------------
+
+    def ask(self, spec: RequestSpec) -> bool:
+        """Whether the worker that prefills is there to hear of it."""
+        try:
+            self.peers.post(spec.prefill, Prefill(spec=spec))
+        except WireError as error:
+            log.info("request %s: %s", spec.id, error)
+            return False
+        return True
+
+    def fail(self, request: LiveRequest, failure: RequestFailed) -> None:
         if request.over or request.merge.finished:
             return
         self._end(request, None, f"{failure.name}: {failure}")
         request.queue.put_nowait(failure)
-        self._cancel_workers(request, failure.name)
+        self.cancel_workers(request, failure.name)
 
     def _end(self, request: LiveRequest, finish_reason: str | None, error: str | None) -> None:
         request.over = True
         request.log.end_ns = time.monotonic_ns()
         request.log.finish_reason = finish_reason
         request.log.error = error
+        if request.stranded is not None:
+            request.stranded.cancel()
+            request.stranded = None
         # Workers may still be busy with it (KV on its way to main decode): their reports complete the record.
         if not request.unsettled:
             self._settle(request)
 
-    def _cancel_workers(self, request: LiveRequest, reason: str) -> None:
-        for worker in sorted(request.unsettled):
-            self.peers.post_if_up(worker, Cancel(request=request.spec.id, reason=reason[:4000]))
-
-    def _done(self, request: LiveRequest, worker: str) -> None:
-        request.unsettled.discard(worker)
-        if request.over and not request.unsettled:
-            self._settle(request)
+    def cancel_workers(self, request: LiveRequest, reason: str) -> None:
+        for attempt in request.attempts:
+            for worker in sorted(attempt.unsettled):
+                self.peers.post_if_up(worker, Cancel(request=attempt.spec.id, reason=reason[:4000]))
 
     def _expire(self, request: LiveRequest) -> None:
-        self._fail(request, RequestFailed("request_deadline", f"no answer within {REQUEST_DEADLINE_S:.0f} s"))
+        self.fail(request, RequestFailed("request_deadline", f"no answer within {REQUEST_DEADLINE_S:.0f} s"))
         if request.spec.id in self.live:  # a worker that never reports must not keep the request for ever
             request.deadline = asyncio.get_running_loop().call_later(SETTLE_S, self._settle, request)
 
     def _settle(self, request: LiveRequest) -> None:
         if self.live.pop(request.spec.id, None) is None:
             return
+        for attempt in request.attempts:
+            self.attempts.pop(attempt.spec.id, None)
         if request.deadline is not None:
             request.deadline.cancel()
         request.log.unsettled = tuple(sorted(request.unsettled))
         if request.unsettled:
-            self._cancel_workers(request, "the request is over")
+            self.cancel_workers(request, "the request is over")
         self._records.write(request.log.record())
         self.on_settled(request.log)

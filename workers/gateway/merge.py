@@ -39,6 +39,11 @@ class PositionMerge:
         return self._next == self._end
 
     @property
+    def delivered(self) -> list[int]:
+        """The answer's token ids so far: what `offer` has returned."""
+        return list(self._delivered)
+
+    @property
     def gap(self) -> bool:
         """Later tokens are here while an earlier one is missing."""
         return bool(self._waiting)

@@ -189,7 +189,7 @@ class DecodeWorker(Worker):
             self.deliver_or_keep(message.request, message)
             return
         active = self.active.get(message.request)
-        failure = RequestFailed("worker_lost", f"{message.lost} was lost before {self.environment.host} had its KV")
+        failure = RequestFailed("prefill_lost", f"{message.lost} was lost before {self.environment.host} had its KV")
         if active is None:
             self._early.pop(message.request, None)
             self.refuse(gateway, message.request, failure)

@@ -64,15 +64,15 @@ def test_a_conversation_stays_with_the_workers_that_hold_it(tiny: LoadedModel, t
                 record["ids"] = response.json()["pdd"]["token_ids"]
                 return record
 
-            views = dispatcher._views
+            views = dispatcher.router._views
             others = {"p0", "rld0", "md0", "md1"}
 
-            def busy(prompt: list[int]) -> list[WorkerView]:
-                return [replace(view, active=view.active + (view.name in others)) for view in views(prompt)]
+            def busy(*asked: Any) -> list[WorkerView]:
+                return [replace(view, active=view.active + (view.name in others)) for view in views(*asked)]
 
-            dispatcher._views = busy  # type: ignore[method-assign]
+            dispatcher.router._views = busy  # type: ignore[method-assign]
             first = await ask(prompt_of(320))
-            dispatcher._views = views  # type: ignore[method-assign]
+            dispatcher.router._views = views  # type: ignore[method-assign]
             assert (first["pdd_prefill"], first["pdd_relay"], first["pdd_main"]) == ("p1", "rld1", "md2")
             second = await ask([*prompt_of(320), *first["ids"], *prompt_of(100, seed=1)])
             assert (second["pdd_prefill"], second["pdd_relay"], second["pdd_main"]) == ("p1", "rld1", "md2")
@@ -88,12 +88,12 @@ def test_a_restarted_gateway_link_learns_the_caches_again(tiny: LoadedModel, tmp
             await lab.complete(prompt_of(200), 5)
             await lab.check_released(within_s=3)
             dispatcher = lab.cluster.gateway.dispatcher
-            known = len(dispatcher.mirrors["md0"])
+            known = len(dispatcher.router.mirrors["md0"])
             assert known == len(lab.md0.cache.names) == 12
             link = dispatcher.peers.link("md0")
             assert link is not None
             link.close("cut by the test")
-            await eventually(lambda: len(dispatcher.mirrors["md0"]) == 0, 2, "what it said no longer holds")
-            await eventually(lambda: len(dispatcher.mirrors["md0"]) == known, 3, "said again")
+            await eventually(lambda: len(dispatcher.router.mirrors["md0"]) == 0, 2, "what it said no longer holds")
+            await eventually(lambda: len(dispatcher.router.mirrors["md0"]) == known, 3, "said again")
 
     run(test())

@@ -1,0 +1,128 @@
+"""A request's attempts: who still works on each, whether its answer can still come, and what a loss means. No I/O.
+
+An attempt is one request to the workers, with an id of its own. The first one has the client's prompt; a replay has the
+prompt and all that was answered so far, and goes on from there. A worker's tokens depend on what stands before them and
+on nothing else, so whoever makes them, they are the same, and merging by position makes one answer of all attempts.
+"""
+
+import asyncio
+import time
+from typing import Any
+
+import msgspec
+
+from workers.gateway.merge import MergedToken, PositionMerge
+from workers.policy import Route
+from workers.records import RequestLog
+from workers.roles.active import RequestFailed
+from workers.wire.messages import Message, RequestSpec, Without
+
+ANSWERLESS = frozenset({"prefill_lost", "relay_lost", "transfer_aborted", "handover_deadline"})
+"""Errors of workers that gave up because another one was lost: no reason to avoid them."""
+HOPELESS = frozenset({"bad_request", "request_deadline"})
+"""Errors that another worker would make as well."""
+
+
+class Attempt:
+    """One request to workers, from its start until all have let go of it."""
+
+    def __init__(self, spec: RequestSpec, route: Route) -> None:
+        self.spec = spec
+        self.route = route
+        self.unsettled = set(route.workers)
+        """Workers that may still hold something of it."""
+        self.gone: dict[str, RequestFailed] = {}
+        """Workers that will do nothing more for it, and why."""
+        self.unheard = False
+        """Main decode took over from the gateway's ids while the relay may go on."""
+
+    def works(self, worker: str | None) -> bool:
+        return worker in self.unsettled and worker not in self.gone
+
+    @property
+    def decoders(self) -> list[str]:
+        """Of the workers that may still make tokens, in the order in which they would."""
+        spec = self.spec
+        chosen = [spec.prefill] if spec.alone else [spec.relay, spec.main]
+        return [name for name in chosen if name is not None and self.works(name)]
+
+    def without(self, lost: str, ids: list[int], finish_reason: str | None) -> list[tuple[str, Message]]:
+        """What to tell the others when `lost` is gone; `ids`: this attempt's part of the answer, so far as known."""
+        messages: list[tuple[str, Message]] = []
+        for worker in sorted(self.unsettled - self.gone.keys() - {lost}):
+            if worker == self.spec.main and lost == self.spec.relay:
+                message = Without(request=self.spec.id, lost=lost, ids=ids, finish_reason=finish_reason)
+            else:
+                message = Without(request=self.spec.id, lost=lost)
+            messages.append((worker, message))
+        return messages
+
+
+class LiveRequest:
+    """One client's request, from submission until every worker has let go of it."""
+
+    def __init__(self, attempt: Attempt, log_: RequestLog) -> None:
+        self.spec = attempt.spec
+        """As the client asked."""
+        self.log = log_
+        self.attempts = [attempt]
+        self.merge = PositionMerge(len(self.spec.prompt))
+        self.queue: asyncio.Queue[list[MergedToken] | RequestFailed] = asyncio.Queue()
+        self.over = False  # the client has its answer, its error, or has gone
+        self.deadline: asyncio.TimerHandle | None = None
+        self.stranded: asyncio.TimerHandle | None = None
+        """While nobody is there to go on: when to give it up."""
+        self.losses: dict[str, RequestFailed] = {}
+        """Workers that failed this request themselves, first ones first."""
+
+    @property
+    def attempt(self) -> Attempt:
+        """The latest attempt: the only one whose tokens count."""
+        return self.attempts[-1]
+
+    @property
+    def unsettled(self) -> set[str]:
+        """Workers that may still hold something of any attempt."""
+        return set().union(*(attempt.unsettled for attempt in self.attempts))
+
+    def answered_in(self, attempt: Attempt) -> list[int]:
+        """The part of the answer behind an attempt's own prompt."""
+        return self.merge.delivered[len(attempt.spec.prompt) - len(self.spec.prompt) :]
+
+    def note(self, tokens: list[MergedToken]) -> None:
+        now_ns = time.monotonic_ns()
+        for token in tokens:
+            self.log.token_ns.append(now_ns)
+            self.log.instances.append(token.instance)
+        self.queue.put_nowait(tokens)
+
+    def note_loss(self, lost: str, failure: RequestFailed, by: list[str], how: str) -> None:
+        """For the record: what was lost, after how many tokens of the answer, and who goes on with it."""
+        entry: dict[str, Any] = {
+            "at_ms": (time.monotonic_ns() - self.log.start_ns) / 1e6,
+            "position": len(self.merge.delivered),
+            "lost": lost,
+            "error": failure.name,
+            "reason": str(failure),
+            "how": how,
+            "by": by,
+        }
+        self.log.recovery.append(entry)
+
+    def replay(self, route: Route, deadline_s: float) -> Attempt:
+        """A new attempt that goes on where the answer is now."""
+        done = self.merge.delivered
+        spec = msgspec.structs.replace(
+            self.spec,
+            id=f"{self.spec.id}.{len(self.attempts)}",
+            prefill=route.prefill,
+            relay=route.relay,
+            main=route.main,
+            prompt=[*self.spec.prompt, *done],
+            sampling=msgspec.structs.replace(self.spec.sampling, max_tokens=self.spec.sampling.max_tokens - len(done)),
+            deadline_s=deadline_s,
+        )
+        attempt = Attempt(spec, route)
+        self.attempts.append(attempt)
+        self.log.replays += 1
+        return attempt

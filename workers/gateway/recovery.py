@@ -1,0 +1,133 @@
+"""What becomes of requests whose workers are lost: who goes on, who is told, and when an attempt is replayed.
+
+The rules are the attempts' (`attempts.py`) and the routes' (`policy.py`); here they meet connections and timers.
+"""
+
+import asyncio
+import time
+
+from workers.gateway.attempts import ANSWERLESS, HOPELESS, Attempt, LiveRequest
+from workers.gateway.routing import Router
+from workers.policy import NoRoute, Route
+from workers.roles.active import RequestFailed
+from workers.wire.messages import RequestSpec, Unheard, Without
+from workers.wire.peers import Peers
+
+REQUEST_DEADLINE_S = 900.0
+MAX_ATTEMPTS = 8
+
+
+class Recovery:
+    """Part of the dispatcher, which makes what it uses."""
+
+    peers: Peers
+    router: Router
+    live: dict[str, LiveRequest]
+    attempts: dict[str, tuple[LiveRequest, Attempt]]
+
+    def ask(self, spec: RequestSpec) -> bool:
+        """Start an attempt: whether the worker that prefills is there to hear of it."""
+        raise NotImplementedError
+
+    def fail(self, request: LiveRequest, failure: RequestFailed) -> None:
+        """End a request with an error, unless it is over."""
+        raise NotImplementedError
+
+    def cancel_workers(self, request: LiveRequest, reason: str) -> None:
+        """Tell all workers of all attempts to let go."""
+        raise NotImplementedError
+
+    def lose(self, request: LiveRequest, attempt: Attempt, worker: str, failure: RequestFailed) -> None:
+        """A worker does nothing more for an attempt. The others are told; if none of them can go on, it is replayed."""
+        if worker in attempt.gone:
+            return
+        attempt.gone[worker] = failure
+        if attempt is not request.attempt or (request.merge.finished and not request.over):
+            return
+        if not request.over or request.log.finish_reason is not None:
+            known = request.answered_in(attempt)
+            for target, message in attempt.without(worker, known, request.log.finish_reason):
+                self.peers.post_if_up(target, message)
+        if request.over:
+            return
+        if failure.name in HOPELESS:
+            self.fail(request, failure)
+            return
+        if failure.name not in ANSWERLESS:
+            request.losses.setdefault(worker, failure)
+        if attempt.decoders:
+            request.note_loss(worker, failure, attempt.decoders[:1], "goes-on")
+        self.check_hope(request, attempt, worker, failure)
+
+    def take_over(self, request: LiveRequest, attempt: Attempt, message: Unheard) -> None:
+        """Main decode does not hear its relay: it gets the ids from here."""
+        main, finish_reason = attempt.spec.main, request.log.finish_reason
+        if main is None or (request.over and finish_reason is None):
+            return
+        known = request.answered_in(attempt)
+        take_over = Without(request=attempt.spec.id, lost=message.peer, ids=known, finish_reason=finish_reason)
+        self.peers.post_if_up(main, take_over)
+        if not request.over and not attempt.unheard:
+            attempt.unheard = True
+            request.note_loss(message.peer, RequestFailed("unheard", message.reason), [main], "take-over")
+
+    def check_hope(
+        self, request: LiveRequest, attempt: Attempt, worker: str = "", failure: RequestFailed | None = None
+    ) -> None:
+        """Begin a replay when nobody of the latest attempt can make the rest of the answer."""
+        if attempt is not request.attempt or attempt.decoders or request.over or request.merge.finished:
+            return
+        if request.stranded is None:
+            cause = failure or RequestFailed("worker_lost", "the answer ended before its end")
+            self.recover(request, worker, cause)
+
+    def recover(self, request: LiveRequest, worker: str = "", cause: RequestFailed | None = None) -> None:
+        """Replay the prompt and what was answered on workers that are there; wait a while for one, or fail."""
+        self.cancel_workers(request, "replayed elsewhere")
+        avoid: set[str] = set()
+        while len(request.attempts) < MAX_ATTEMPTS:
+            try:
+                route = self._route_again(request, avoid)
+            except NoRoute:
+                self._strand(request)
+                return
+            left_s = REQUEST_DEADLINE_S - (time.monotonic_ns() - request.log.start_ns) / 1e9
+            attempt = request.replay(route, max(1.0, left_s))
+            self.attempts[attempt.spec.id] = request, attempt
+            if self.ask(attempt.spec):
+                if request.stranded is not None:
+                    request.stranded.cancel()
+                    request.stranded = None
+                if cause is not None:
+                    request.note_loss(worker, cause, list(route.workers), "replay")
+                return
+            avoid.add(route.prefill)
+            attempt.unsettled.clear()  # nobody has heard of it
+        self._give_up(request)
+
+    def _route_again(self, request: LiveRequest, avoid: set[str]) -> Route:
+        """Raises NoRoute. Rather than nobody, one that was lost and is back."""
+        prompt = [*request.spec.prompt, *request.merge.delivered]
+        others = [other for other in self.live.values() if other is not request]
+        try:
+            return self.router.route(prompt, others, avoid | request.losses.keys())
+        except NoRoute:
+            failed = {name for name, failure in request.losses.items() if failure.name != "worker_lost"}
+            return self.router.route(prompt, others, avoid | failed)
+
+    def _strand(self, request: LiveRequest) -> None:
+        """Nobody is there. Those that are not connected have the time of a connection's making to come back."""
+        if request.stranded is not None:
+            return
+        absent = [peer for peer in self.peers.known.values() if self.peers.link(peer.name) is None]
+        if not absent:
+            self._give_up(request)
+            return
+        wait_s = max(peer.path.connect_s for peer in absent)
+        request.stranded = asyncio.get_running_loop().call_later(wait_s, self._give_up, request)
+
+    def _give_up(self, request: LiveRequest) -> None:
+        first = next(iter(request.losses.values()), RequestFailed("worker_lost", "the answer ended before its end"))
+        told = "; ".join(str(failure) for failure in request.losses.values())
+        attempts = f"{len(request.attempts)} attempt" + ("s" if len(request.attempts) > 1 else "")
+        self.fail(request, RequestFailed(first.name, f"{told or first}; after {attempts} no worker can go on"))

@@ -1,0 +1,53 @@
+"""Which workers are there, what their caches hold of a prompt, and the route that follows. Decides by `policy`."""
+
+from collections.abc import Collection, Iterable
+
+from workers.cache import CacheMirror, chain_root, extend_chain
+from workers.environment import WorkerEnvironment
+from workers.gateway.attempts import LiveRequest
+from workers.models import LoadedModel
+from workers.policy import Route, WorkerView, route_around, route_for
+from workers.wire.messages import CacheNotice
+from workers.wire.peers import Peers
+
+
+class Router:
+    """Knows the workers by their connections and notices: no question, no wait."""
+
+    def __init__(self, environment: WorkerEnvironment, loaded: LoadedModel, peers: Peers) -> None:
+        self._serving = environment.serving
+        self._peers = peers
+        self._chain_root = chain_root(loaded.fingerprint, environment.serving.block_size)
+        self.mirrors = {name: CacheMirror() for name in peers.known}
+
+    def noticed(self, peer: str, notice: CacheNotice) -> None:
+        """A worker's cache has changed."""
+        if peer in self.mirrors:
+            self.mirrors[peer].apply(notice.inserted, notice.evicted, reset=notice.reset)
+
+    def lost(self, peer: str) -> None:
+        self.mirrors[peer].apply([], [], reset=True)
+
+    def whole_route(self) -> Route:
+        """The route that a request which no cache knows takes when nothing is missing. Raises NoRoute."""
+        return route_for(self._serving.pipeline, self._serving.relay_threshold, 0, self._views([], (), ()))
+
+    def route(self, prompt: list[int], live: Iterable[LiveRequest], avoid: Collection[str] = ()) -> Route:
+        """The best route among the connected workers but those in `avoid`. Raises NoRoute."""
+        views = self._views(prompt, live, avoid)
+        return route_around(self._serving.pipeline, self._serving.relay_threshold, len(prompt), views)
+
+    def _views(self, prompt: list[int], live: Iterable[LiveRequest], avoid: Collection[str]) -> list[WorkerView]:
+        size = self._serving.block_size
+        hashes = extend_chain(self._chain_root, [], prompt, size)
+        busy = [request.unsettled for request in live]
+        views = []
+        for peer in self._peers.known.values():
+            link = self._peers.link(peer.name)
+            if link is not None and peer.name not in avoid:
+                connected = frozenset(link.peer_status.connected) if link.peer_status else frozenset()
+                active = sum(peer.name in workers for workers in busy)
+                views.append(
+                    WorkerView(peer.name, peer.role, active, connected, self.mirrors[peer.name].held(hashes) * size)
+                )
+        return views
