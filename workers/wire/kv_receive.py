@@ -1,5 +1,6 @@
 """Receiving KV straight into blocks: the listener's end of a KV connection. What follows is the sink's business."""
 
+import asyncio
 import time
 from typing import Protocol
 
@@ -101,6 +102,7 @@ async def receive_transfers(connection: Connection, receiver: Receiver) -> None:
                 raise FrameError(f"{type(message).__name__} of transfer {message.transfer}, which is not under way")
             if isinstance(message, KvBlocks):
                 await _blocks(connection, receiver, current, message, header.body_bytes)
+                await asyncio.sleep(0)  # a fast sender must not keep the loop from other requests
                 continue
             if isinstance(message, KvEnd):
                 await _end(connection, current, message)

@@ -59,7 +59,7 @@ class Target:
     """Where received bytes go: one view after the other, or nowhere after `detach`."""
 
     def __init__(self, views: list[memoryview]) -> None:
-        self._views = views
+        self._views = [view for view in views if len(view)]  # reading into nothing would look like the peer's end
         self._next = 0
         self._offset = 0
         self.size = sum(map(len, views))
@@ -75,18 +75,23 @@ class Target:
         """From now on the views are not touched; the remaining bytes are thrown away."""
         self.detached = True
 
-    def buffer(self) -> memoryview:
-        """The memory for the next bytes; empty when everything is there."""
-        while self._next < len(self._views):
-            left = len(self._views[self._next]) - self._offset
-            if left:
-                return SCRATCH[:left] if self.detached else self._views[self._next][self._offset :]
+    def buffers(self) -> list[memoryview]:
+        """Memory for the next bytes, in order; empty when everything is there."""
+        while self._next < len(self._views) and self._offset >= len(self._views[self._next]):
+            self._offset -= len(self._views[self._next])
             self._next += 1
-            self._offset = 0
-        return SCRATCH[:0]
+        views = self._views[self._next : self._next + IOV_MAX]
+        if views and self._offset:
+            views[0] = views[0][self._offset :]
+        return _thrown_away(views) if self.detached else views
 
     def advance(self, received_bytes: int) -> None:
         self._offset += received_bytes
+
+
+def _thrown_away(views: list[memoryview]) -> list[memoryview]:
+    """As much of `SCRATCH` as one read may fill in place of `views`."""
+    return [SCRATCH[: sum(map(len, views))]] if views else []
 
 
 class Stream:
@@ -115,10 +120,10 @@ class Stream:
 
     async def read(self, target: Target, deadline_s: float | None = None) -> None:
         """Fill `target`. `deadline_s`: for each pause between bytes; None waits for ever (an idle connection may)."""
-        while buffer := target.buffer():
+        while buffers := target.buffers():
             self._check_open()
             try:
-                received = self._sock.recv_into(buffer)
+                received = self._sock.recvmsg_into(buffers)[0]
             except (BlockingIOError, InterruptedError):
                 await self._ready(self._loop.add_reader, self._loop.remove_reader, deadline_s)
                 continue

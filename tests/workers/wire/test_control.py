@@ -18,7 +18,7 @@ def test_messages_arrive_in_the_order_in_which_they_were_posted_both_ways() -> N
             await rld0.peers.wait_connected(["md0"], 3)
             await md0.peers.wait_connected(["rld0"], 3)
             for index in range(300):
-                rld0.peers.post("md0", TokenIds(request=str(index), ids=[index], stopped_ns=0))
+                rld0.peers.post("md0", TokenIds(request=str(index), position=0, ids=[index], stopped_ns=0))
                 md0.peers.post("rld0", HandOver(request=str(index)))
             await eventually(lambda: len(md0.messages) == len(rld0.messages) == 300, 3, "all arrived")
             assert [m.request for m in md0.messages] == [str(i) for i in range(300)]  # type: ignore[attr-defined]

@@ -89,7 +89,7 @@ def test_mutilated_messages_are_refused_or_still_valid(data: st.DataObject) -> N
     )  # fmt: skip
     tagged = [
         Tokens(request="r", position=3, ids=[1, 2, 70_000]),
-        TokenIds(request="r", ids=[1] * 20, stopped_ns=-5, finish_reason="stop"),
+        TokenIds(request="r", position=7, ids=[1] * 20, stopped_ns=-5, finish_reason="stop"),
         KvBlocks(transfer="t", first_block=1, tokens=[16, 3], checksums=[2**64 - 1, 0]),
         KvEnd(transfer="t", first_token=9),
         msgspec.convert({"t": "prefill", "spec": msgspec.to_builtins(spec)}, Control),
