@@ -46,7 +46,7 @@ class PagedAttention:
         self._new_slots = torch.tensor(new_slots, device=device)
         bytes_per_token = pool.bytes_per_token // config.layers
         groups = group(segments, GROUP_BYTES[device.type] // bytes_per_token)
-        self._parts = [_part([segments[i] for i in members], config.kv_heads, pool) for members in groups]
+        self._parts = [_part([segments[i] for i in members], config, pool) for members in groups]
         self._sizes = [sum(segments[i].new for i in members) for members in groups]
         self._order, self._back = _reordering(segments, groups, device)
 
@@ -66,9 +66,10 @@ class _Together:
     side in place of query positions, so that keys and values are read once.
     """
 
-    def __init__(self, segments: List[Segment], kv_heads: int, pool: BlockPool) -> None:
+    def __init__(self, segments: List[Segment], config: ModelConfig, pool: BlockPool) -> None:
         device = pool.storage.device
-        self._count, self._new, self._kv_heads = len(segments), segments[0].new, kv_heads
+        self._count, self._new = len(segments), segments[0].new
+        self._kv_heads, self._scale = config.kv_heads, config.scale
         self._length = max(segment.end for segment in segments)
         slots = _padded_slots(segments, self._length, pool.block_size)
         self._slots = slots.view(-1).to(device)
@@ -88,16 +89,18 @@ class _Together:
             bias = torch.zeros(self._visible.shape, dtype=queries.dtype, device=queries.device)
             bias.masked_fill_(~self._visible, float("-inf"))
             self._bias = bias.expand(-1, -1, -1, shape[3], -1).flatten(2, 3)
-        output = F.scaled_dot_product_attention(queries.flatten(2, 3), keys, values, attn_mask=self._bias)
+        output = F.scaled_dot_product_attention(
+            queries.flatten(2, 3), keys, values, attn_mask=self._bias, scale=self._scale
+        )
         return output.unflatten(2, (self._new, -1)).transpose(1, 2).reshape(tokens, heads, head_dim)
 
 
 class _Alone:
     """One segment of many new tokens. Grouped queries share their KV head through strides, never through copies."""
 
-    def __init__(self, segment: Segment, kv_heads: int, pool: BlockPool) -> None:
+    def __init__(self, segment: Segment, config: ModelConfig, pool: BlockPool) -> None:
         device = pool.storage.device
-        self._kv_heads = kv_heads
+        self._kv_heads, self._scale = config.kv_heads, config.scale
         self._slots = _padded_slots([segment], segment.end, pool.block_size)[0].to(device)
         self._mask: Tensor | None = None  # plain causal
         if segment.start > 0:
@@ -114,6 +117,7 @@ class _Alone:
             values[0, :, None].expand(shape),
             attn_mask=self._mask,
             is_causal=self._mask is None,
+            scale=self._scale,
         )
         return output.permute(2, 0, 1, 3).reshape(tokens, heads, head_dim)
 
@@ -138,14 +142,20 @@ def group(segments: List[Segment], max_tokens: int) -> list[list[int]]:
     return groups
 
 
-def _part(segments: List[Segment], kv_heads: int, pool: BlockPool) -> _Together | _Alone:
+def _part(segments: List[Segment], config: ModelConfig, pool: BlockPool) -> _Together | _Alone:
     if segments[0].new > FEW:
-        return _Alone(segments[0], kv_heads, pool)
-    return _Together(segments, kv_heads, pool)
+        return _Alone(segments[0], config, pool)
+    return _Together(segments, config, pool)
 
 
 def _keys_and_values(kv: Tensor, count: int, kv_heads: int) -> tuple[Tensor, Tensor]:
-    """Views `[count, kv_heads, length, head_dim]` on `kv [count * length, 2, kv_heads, head_dim]`."""
+    """Views `[count, kv_heads, length, head_dim]` on `kv [count * length, 2, kv_heads, head_dim]`.
+
+    Of latents, `[count * length, head_dim]`, keys and values are one and the same.
+    """
+    if kv.ndim == 2:
+        latents = kv.view(count, 1, -1, kv.shape[-1])
+        return latents, latents
     keys, values = kv.view(count, -1, 2, kv_heads, kv.shape[-1]).permute(2, 0, 3, 1, 4)
     return keys, values
 

@@ -130,6 +130,11 @@ class EngineRunner:
         if self.cache is not None and self._sequences.get(sequence.id) is sequence:
             self.cache.keep(self._leases[sequence], sequence.tokens[: sequence.computed], sequence.blocks)
 
+    def reserve(self, sequence: Sequence, tokens: int) -> None:
+        """Blocks for so many tokens, whose KV is written from outside. Raises OutOfBlocks, taking none."""
+        self._check_idle(sequence)
+        self._engine.grow(sequence, tokens - sequence.computed)
+
     async def prefill(self, sequence: Sequence, on_step: Callable[[], None] | None = None) -> Generated:
         """Computes the KV of `tokens[computed:]` and samples the next token, which joins `tokens`.
 

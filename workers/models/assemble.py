@@ -32,19 +32,23 @@ class Names:
     gate: str
     up: str
     down: str
+    # of latent attention
+    q_a: str = ""
+    q_a_norm: str = ""
+    q_b: str = ""
+    kv_a: str = ""
+    kv_a_norm: str = ""
+    kv_b: str = ""
 
 
-def assemble(
-    config: ModelConfig, names: Names, read: Callable[[str], np.ndarray], paired: bool
-) -> dict[str, np.ndarray]:
+Read = Callable[[str], np.ndarray]
+
+
+def assemble(config: ModelConfig, names: Names, read: Read, paired: bool) -> dict[str, np.ndarray]:
     """Weights as `weights.py` names them, from `read(tensor name)`: float32, matrices `[outputs, inputs]`.
 
     `paired` says that the rotated rows of q and k already are in our pair layout.
     """
-
-    def rotated(name: str) -> np.ndarray:
-        rows = read(name)
-        return rows if paired else interleave(rows, config.head_dim)
 
     weights = {"norm": read(f"{names.norm}.weight")}
     if config.tied:
@@ -54,21 +58,58 @@ def assemble(
         weights["embed"] = read(f"{names.embed}.weight")
     for index in range(config.layers):
         theirs, ours = names.layer.format(index), f"layers.{index}."
-        q, k, v = theirs + names.q, theirs + names.k, theirs + names.v
         weights[ours + "attn_norm"] = read(f"{theirs}{names.attn_norm}.weight")
-        weights[ours + "qkv"] = fuse(rotated(f"{q}.weight"), rotated(f"{k}.weight"), read(f"{v}.weight"))
-        if config.qkv_bias:
-            biases = [rotated(f"{q}.bias"), rotated(f"{k}.bias"), read(f"{v}.bias")]
-            weights[ours + "qkv_bias"] = np.concatenate(biases)
-        if config.qk_norm:
-            weights[ours + "q_norm"] = rotated(f"{theirs}{names.q_norm}.weight")
-            weights[ours + "k_norm"] = rotated(f"{theirs}{names.k_norm}.weight")
+        attention = _latent if config.latent else _grouped
+        weights |= {ours + name: array for name, array in attention(config, names, theirs, read, paired).items()}
         weights[ours + "out"] = fuse(read(f"{theirs}{names.out}.weight"))
         weights[ours + "ffn_norm"] = read(f"{theirs}{names.ffn_norm}.weight")
         gate, up = read(f"{theirs}{names.gate}.weight"), read(f"{theirs}{names.up}.weight")
         weights[ours + "gate_up"] = fuse(gate, up)
         weights[ours + "down"] = fuse(read(f"{theirs}{names.down}.weight"))
     return weights
+
+
+def _grouped(config: ModelConfig, names: Names, theirs: str, read: Read, paired: bool) -> dict[str, np.ndarray]:
+    def rotated(name: str) -> np.ndarray:
+        rows = read(theirs + name)
+        return rows if paired else interleave(rows, config.head_dim)
+
+    q, k, v = names.q, names.k, names.v
+    weights = {"qkv": fuse(rotated(f"{q}.weight"), rotated(f"{k}.weight"), read(f"{theirs}{v}.weight"))}
+    if config.qkv_bias:
+        weights["qkv_bias"] = np.concatenate([rotated(f"{q}.bias"), rotated(f"{k}.bias"), read(f"{theirs}{v}.bias")])
+    if config.qk_norm:
+        weights |= {"q_norm": rotated(f"{names.q_norm}.weight"), "k_norm": rotated(f"{names.k_norm}.weight")}
+    return weights
+
+
+def _latent(config: ModelConfig, names: Names, theirs: str, read: Read, paired: bool) -> dict[str, np.ndarray]:
+    latent = config.latent
+    assert latent is not None
+
+    def rotated(rows: np.ndarray) -> np.ndarray:
+        """Of each head's rows the last `rope_dim` are rotated."""
+        if paired:
+            return rows
+        heads = rows.reshape(-1, latent.query_dim, rows.shape[1])
+        turned = interleave(heads[:, latent.nope_dim :].reshape(-1, rows.shape[1]), latent.rope_dim)
+        plain = heads[:, : latent.nope_dim]
+        return np.concatenate((plain, turned.reshape(len(heads), latent.rope_dim, -1)), axis=1).reshape(rows.shape)
+
+    kv = read(f"{theirs}{names.kv_a}.weight")
+    if not paired:
+        kv = np.concatenate((kv[: latent.kv_rank], interleave(kv[latent.kv_rank :], latent.rope_dim)))
+    up = read(f"{theirs}{names.kv_b}.weight").reshape(config.heads, -1, latent.kv_rank)
+    weights = {
+        "kv_norm": read(f"{theirs}{names.kv_a_norm}.weight"),
+        "k_up": np.ascontiguousarray(up[:, : latent.nope_dim]),
+        "v_up": np.ascontiguousarray(up[:, latent.nope_dim :].swapaxes(1, 2)),
+    }
+    if latent.query_rank:
+        weights["q_norm"] = read(f"{theirs}{names.q_a_norm}.weight")
+        weights["q_up"] = fuse(rotated(read(f"{theirs}{names.q_b}.weight")))
+        return weights | {"first": fuse(read(f"{theirs}{names.q_a}.weight"), kv)}
+    return weights | {"first": fuse(rotated(read(f"{theirs}{names.q}.weight")), kv)}
 
 
 def fuse(*matrices: np.ndarray) -> np.ndarray:

@@ -22,7 +22,10 @@ class Fetchable:
         return self.member.rpartition("/")[2]
 
 
-BUILT_IN = {"tiny": "random weights (seeded), byte tokenizer, context 4096; for tests and network experiments"}
+BUILT_IN = {
+    "tiny": "random weights (seeded), byte tokenizer, context 4096; for tests and network experiments",
+    "tiny-mla": "the same with DeepSeek's latent attention: half of the KV",
+}
 
 FETCHABLE = {
     entry.name: entry

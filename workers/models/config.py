@@ -23,11 +23,37 @@ class ModelSpec:
 
 
 @dataclass(frozen=True)
-class ModelConfig:
-    """Hyper-parameters of a Llama-family decoder (Llama, SmolLM2, Mistral, Qwen2, Qwen3).
+class Latent:
+    """Sizes of DeepSeek's multi-head latent attention: a token's KV is `kv_rank + rope_dim` numbers a layer.
 
-    `rope_factors` divide the rotary frequencies, one a pair (Llama 3's long-context scaling), `tied` reuses
-    the embedding as output head. Token ids in `eos_ids` end an answer.
+    A head's query has `nope_dim` numbers that meet the latent and `rope_dim` rotated ones, a head's result has
+    `value_dim`. `query_rank`: queries come out of a latent of their own as well.
+    """
+
+    kv_rank: int
+    rope_dim: int
+    nope_dim: int
+    value_dim: int
+    query_rank: int | None = None
+
+    @property
+    def query_dim(self) -> int:
+        """Of one head."""
+        return self.nope_dim + self.rope_dim
+
+    def query_width(self, heads: int) -> int:
+        """Numbers that the first projection makes for all queries."""
+        return self.query_rank or heads * self.query_dim
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Hyper-parameters of a decoder: the Llama family (Llama, SmolLM2, Mistral, Qwen2, Qwen3) or, with a `latent`,
+    DeepSeek's.
+
+    `rope_factors` divide the rotary frequencies, one a pair (Llama 3's and YaRN's long-context scaling),
+    `rope_magnitude` multiplies what is rotated (YaRN), `tied` reuses the embedding as output head. Token ids in
+    `eos_ids` end an answer. With a latent, all heads share one KV head of `head_dim` = `kv_rank + rope_dim`.
     """
 
     name: str
@@ -47,11 +73,27 @@ class ModelConfig:
     qk_norm: bool = False
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
+    latent: Latent | None = None
+    rope_magnitude: float = 1.0
+    attention_scale: float | None = None
+    """What query-key products are multiplied with; None: `head_dim`, as each head sees it, to the power of -1/2."""
 
     @property
     def kv_shape(self) -> tuple[int, ...]:
-        """Shape of the KV of one token: `[layers, 2, kv_heads, head_dim]`, key before value."""
-        return (self.layers, 2, self.kv_heads, self.head_dim)
+        """Shape of the KV of one token: `[layers, 2, kv_heads, head_dim]`, key before value; with a latent
+        `[layers, kv_rank + rope_dim]`, latent before rotated key.
+        """
+        return (self.layers, self.head_dim) if self.latent else (self.layers, 2, self.kv_heads, self.head_dim)
+
+    @property
+    def rope_dim(self) -> int:
+        """Numbers of a head that are rotated."""
+        return self.latent.rope_dim if self.latent else self.head_dim
+
+    @property
+    def scale(self) -> float:
+        """What query-key products are multiplied with."""
+        return self.attention_scale or (self.latent.query_dim if self.latent else self.head_dim) ** -0.5
 
     @property
     def qkv_rows(self) -> int:
@@ -63,4 +105,9 @@ class ModelConfig:
             raise ModelError(
                 f'model "{self.name}": {self.heads} heads cannot share {self.kv_heads} KV heads evenly; '
                 "the configuration is broken, fetch the model again"
+            )
+        if self.latent and (self.kv_heads, self.head_dim) != (1, self.latent.kv_rank + self.latent.rope_dim):
+            raise ModelError(
+                f'model "{self.name}": latent attention has one KV head of {self.latent.kv_rank} + '
+                f"{self.latent.rope_dim} numbers, not {self.kv_heads} of {self.head_dim}"
             )

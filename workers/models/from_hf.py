@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,11 @@ from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer as RawTokenizer
 
 from workers.models.assemble import Names, assemble
-from workers.models.config import ModelConfig, ModelError
-from workers.models.rope import llama3_factors
+from workers.models.config import Latent, ModelConfig, ModelError
+from workers.models.rope import llama3_factors, yarn_factors
 from workers.models.text import TextTokenizer
 
-_SUPPORTED = ("llama", "mistral", "qwen2", "qwen3")
+_SUPPORTED = ("llama", "mistral", "qwen2", "qwen3", "deepseek_v2", "deepseek_v3")
 _NAMES = Names(
     embed="model.embed_tokens",
     head="lm_head",
@@ -39,13 +40,23 @@ _NAMES = Names(
     gate="mlp.gate_proj",
     up="mlp.up_proj",
     down="mlp.down_proj",
+    q_a="self_attn.q_a_proj",
+    q_a_norm="self_attn.q_a_layernorm",
+    q_b="self_attn.q_b_proj",
+    kv_a="self_attn.kv_a_proj_with_mqa",
+    kv_a_norm="self_attn.kv_a_layernorm",
+    kv_b="self_attn.kv_b_proj",
 )
 
 
 def load_hf(directory: Path) -> tuple[ModelConfig, dict[str, np.ndarray], TextTokenizer]:
     """Configuration, fused float32 weights and tokenizer of a checkpoint directory. Raises ModelError."""
+    given = _read_json(directory / "config.json")
     config = hf_config(directory)
-    return config, assemble(config, _NAMES, _Checkpoint(directory).read, paired=False), hf_tokenizer(directory, config)
+    # DeepSeek's own code rotates neighbours; checkpoints that were converted say so.
+    paired = config.latent is not None and given.get("rope_interleave", True)
+    weights = assemble(config, _NAMES, _Checkpoint(directory).read, paired)
+    return config, weights, hf_tokenizer(directory, config)
 
 
 def hf_config(directory: Path) -> ModelConfig:
@@ -59,10 +70,13 @@ def hf_config(directory: Path) -> ModelConfig:
             raise ModelError(f"{directory}: {key} = {given[key]} is not supported, only {only}; take another model")
     if kind != "qwen2" and given.get("attention_bias", False):
         raise ModelError(f"{directory}: attention_bias is not supported for {kind}; take another model")
+    if given.get("quantization_config"):
+        raise ModelError(f"{directory}: quantised weights are not supported; take the model in bfloat16 or float32")
     try:
         heads = given["num_attention_heads"]
+        latent = _latent(directory, given) if kind.startswith("deepseek") else None
         head_dim = given.get("head_dim") or given["hidden_size"] // heads
-        theta, factors = _rope(directory, given, head_dim)
+        rope = _rope(directory, given, latent.rope_dim if latent else head_dim)
         window = given.get("sliding_window") if kind == "mistral" else None
         return ModelConfig(
             name=directory.name,
@@ -70,19 +84,22 @@ def hf_config(directory: Path) -> ModelConfig:
             hidden=given["hidden_size"],
             intermediate=given["intermediate_size"],
             heads=heads,
-            kv_heads=given.get("num_key_value_heads") or heads,
-            head_dim=head_dim,
+            kv_heads=1 if latent else given.get("num_key_value_heads") or heads,
+            head_dim=latent.kv_rank + latent.rope_dim if latent else head_dim,
             vocab=given["vocab_size"],
             # Beyond its sliding window a Mistral would need a mask that we do not have: end the context there.
             context_length=int(min(given["max_position_embeddings"], window or math.inf)),
-            rope_theta=theta,
-            rope_factors=factors,
+            rope_theta=rope.theta,
+            rope_factors=rope.factors,
             rms_eps=given.get("rms_norm_eps", 1e-6),
             tied=given.get("tie_word_embeddings", False),
             qkv_bias=kind == "qwen2",
             qk_norm=kind == "qwen3",
             bos_id=given.get("bos_token_id"),
             eos_ids=_eos_ids(directory, given),
+            latent=latent,
+            rope_magnitude=rope.magnitude,
+            attention_scale=latent.query_dim**-0.5 * rope.sharpness if latent else None,
         )
     except KeyError as error:
         raise ModelError(
@@ -140,25 +157,72 @@ def _to_float32(tensor: torch.Tensor) -> np.ndarray:
     return tensor.numpy().astype(np.float32, copy=False)
 
 
-def _rope(directory: Path, given: Mapping[str, Any], head_dim: int) -> tuple[float, tuple[float, ...] | None]:
-    """Base and frequency divisors. transformers 5 writes `rope_parameters`, earlier ones two separate keys."""
+def _latent(directory: Path, given: Mapping[str, Any]) -> Latent:
+    """DeepSeek's attention sizes; refuses mixtures of experts."""
+    dense = given.get("first_k_dense_replace", 0)
+    if given.get("n_routed_experts") and dense < given["num_hidden_layers"]:
+        raise ModelError(
+            f"{directory}: a mixture of experts (layers from {dense} on) is not supported, only DeepSeek models whose "
+            "layers are all dense; take another model"
+        )
+    return Latent(
+        kv_rank=given["kv_lora_rank"],
+        rope_dim=given["qk_rope_head_dim"],
+        nope_dim=given["qk_nope_head_dim"],
+        value_dim=given["v_head_dim"],
+        query_rank=given.get("q_lora_rank"),
+    )
+
+
+@dataclass(frozen=True)
+class _Rope:
+    """Base and frequency divisors; YaRN's factors of what is rotated and, in DeepSeek models, of the products."""
+
+    theta: float
+    factors: tuple[float, ...] | None = None
+    magnitude: float = 1.0
+    sharpness: float = 1.0
+
+
+def _rope(directory: Path, given: Mapping[str, Any], dim: int) -> _Rope:
+    """transformers 5 writes `rope_parameters`, earlier ones two separate keys."""
     rope = given.get("rope_parameters") or given.get("rope_scaling") or {}
     theta = rope.get("rope_theta") or given.get("rope_theta") or 10_000.0
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default":
-        return theta, None
+        return _Rope(theta)
     if kind == "linear":
-        return theta, (rope["factor"],) * (head_dim // 2)
+        return _Rope(theta, (rope["factor"],) * (dim // 2))
     if kind == "llama3":
-        return theta, llama3_factors(
-            head_dim,
-            theta,
-            rope["factor"],
-            rope["low_freq_factor"],
-            rope["high_freq_factor"],
-            rope["original_max_position_embeddings"],
+        original, low, high = (
+            rope[key] for key in ("original_max_position_embeddings", "low_freq_factor", "high_freq_factor")
         )
-    raise ModelError(f'{directory}: rope scaling "{kind}" is not supported, only llama3 and linear; take another model')
+        return _Rope(theta, llama3_factors(dim, theta, rope["factor"], low, high, original))
+    if kind == "yarn":
+        original = rope.get("original_max_position_embeddings") or given["max_position_embeddings"]
+        fast, slow = rope.get("beta_fast") or 32, rope.get("beta_slow") or 1
+        factors = yarn_factors(dim, theta, rope["factor"], fast, slow, original, rope.get("truncate", True))
+        return _Rope(theta, factors, *_yarn_magnitudes(rope))
+    raise ModelError(
+        f'{directory}: rope scaling "{kind}" is not supported, only llama3, yarn and linear; take another model'
+    )
+
+
+def _yarn_magnitudes(rope: Mapping[str, Any]) -> tuple[float, float]:
+    """(what rotated numbers are multiplied with, what products are): YaRN's attention temperature.
+
+    0.1 ln(factor) + 1 on both sides of the product; DeepSeek moves it, by `mscale_all_dim`, to the product as a whole,
+    so that the numbers that are not rotated feel it too.
+    """
+
+    def magnitude(scale: float) -> float:
+        return 0.1 * scale * math.log(rope["factor"]) + 1.0 if rope["factor"] > 1 else 1.0
+
+    one, all_dim = rope.get("mscale"), rope.get("mscale_all_dim")
+    rotated = rope.get("attention_factor")
+    if rotated is None:
+        rotated = magnitude(one) / magnitude(all_dim) if one and all_dim else magnitude(1.0)
+    return rotated, magnitude(all_dim) ** 2 if all_dim else 1.0
 
 
 def _eos_ids(directory: Path, given: Mapping[str, Any]) -> tuple[int, ...]:

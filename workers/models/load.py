@@ -15,9 +15,11 @@ from workers.models.decoder import Decoder
 from workers.models.fetch import verified_path
 from workers.models.from_gguf import load_gguf
 from workers.models.from_hf import load_hf
-from workers.models.tiny import TINY, tiny_weights
+from workers.models.tiny import TINY, TINY_MLA, tiny_weights
 from workers.models.tokenizer import ByteTokenizer, Tokenizer
 from workers.models.weights import DTYPES, Weights, check_shapes, fingerprint
+
+_BUILT_IN = {config.name: config for config in (TINY, TINY_MLA)}
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,9 @@ def load_model(spec: ModelSpec) -> LoadedModel:
 
 
 def _load(spec: ModelSpec) -> tuple[ModelConfig, Weights, Tokenizer]:
-    if spec.name == "tiny":
-        return TINY, tiny_weights(spec.seed), ByteTokenizer()
+    if spec.name in BUILT_IN:
+        config = _BUILT_IN[spec.name]
+        return config, tiny_weights(config, spec.seed), ByteTokenizer()
     config, weights, tokenizer = _read(_locate(spec.name))
     return (replace(config, name=spec.name) if spec.name in FETCHABLE else config), weights, tokenizer
 

@@ -16,21 +16,21 @@ from workers.models.config import ModelConfig
 
 
 def rope_table(config: ModelConfig) -> np.ndarray:
-    """Unit complex numbers `[context_length, head_dim / 2]`, complex64.
+    """Complex numbers of magnitude `rope_magnitude`, `[context_length, rope_dim / 2]`, complex64.
 
     Frequencies and angles are rounded to float32 as transformers rounds them: at position 5,000 a
     difference of one float32 step in a frequency already turns a pair by 3e-4.
     """
-    exponents = np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
+    exponents = np.arange(0, config.rope_dim, 2, dtype=np.float64) / config.rope_dim
     frequencies = (1.0 / config.rope_theta**exponents).astype(np.float32)
     if config.rope_factors is not None:
         frequencies = (frequencies / np.asarray(config.rope_factors, np.float32)).astype(np.float32)
     angles = np.arange(config.context_length, dtype=np.float32)[:, None] * frequencies
-    return np.exp(1j * angles.astype(np.float64)).astype(np.complex64)
+    return (np.exp(1j * angles.astype(np.float64)) * config.rope_magnitude).astype(np.complex64)
 
 
 def rotate(heads: torch.Tensor, phases: torch.Tensor) -> None:
-    """Rotates `heads [tokens, heads, head_dim]` in place by `phases [tokens, 1, head_dim / 2]`."""
+    """Rotates `heads [tokens, heads, rope_dim]` in place by `phases [tokens, 1, rope_dim / 2]`."""
     if heads.dtype == torch.float32:
         torch.view_as_complex(heads.unflatten(-1, (-1, 2))).mul_(phases)
         return
@@ -59,4 +59,28 @@ def llama3_factors(
         smooth = (original_context / wavelength - low) / (high - low)
         smooth = min(1.0, max(0.0, smooth))
         factors.append(1.0 / ((1 - smooth) / factor + smooth))
+    return tuple(factors)
+
+
+def yarn_factors(
+    dim: int, theta: float, factor: float, fast: float, slow: float, original_context: int, truncate: bool
+) -> tuple[float, ...]:
+    """Divisors of the rotary frequencies in YaRN (Peng et al., 2023, section 3.2).
+
+    Pairs that turn more than `fast` times in the original context stay as they are, those that turn less than
+    `slow` times slow down by `factor`, and between the two, counted in pairs, it is interpolated.
+    """
+
+    def pair_of(turns: float) -> float:
+        return dim * math.log(original_context / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = pair_of(fast), pair_of(slow)
+    if truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    width = high - low or 0.001
+    factors = []
+    for pair in range(dim // 2):
+        slowed = min(1.0, max(0.0, (pair - low) / width))
+        factors.append(1.0 / (slowed / factor + 1.0 - slowed))
     return tuple(factors)

@@ -5,10 +5,11 @@ thread pools, once started, do not survive a fork. numpy converts, fuses and fin
 the memory.
 
 Names: `head`, `norm`, `embed` (absent when tied to the head) and per layer `layers.N.` + `attn_norm`,
-`qkv`, `qkv_bias`, `q_norm`, `k_norm`, `out`, `ffn_norm`, `gate_up`, `down`. Matrices are `[inputs,
-outputs]`, the other way round than in checkpoints: a single token then reads them at twice the speed (22
-against 12 GB/s, MKL). Only `embed` keeps a row a token. Rotated outputs are in the pair layout of
-`rope.py`.
+`ffn_norm`, `gate_up`, `down`, `out` and those of its attention: `qkv`, `qkv_bias`, `q_norm`, `k_norm`, or for
+latent attention `first` (side by side: queries or their latent, the KV latent, the shared key), `kv_norm`,
+`k_up`, `v_up`, `q_norm`, `q_up`. Matrices are `[inputs, outputs]`, the other way round than in checkpoints:
+a single token then reads them at twice the speed (22 against 12 GB/s, MKL). Only `embed` keeps a row a
+token. Rotated outputs are in the pair layout of `rope.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import numpy as np
 import torch
 import xxhash
 
-from workers.models.config import ModelConfig, ModelError
+from workers.models.config import Latent, ModelConfig, ModelError
 
 Weights = Mapping[str, np.ndarray]
 
@@ -30,7 +31,6 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Every weight the model needs, with its shape."""
-    attention = config.heads * config.head_dim
     shapes: dict[str, tuple[int, ...]] = {
         "norm": (config.hidden,),
         "head": (config.hidden, config.vocab),
@@ -38,19 +38,40 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     if not config.tied:
         shapes["embed"] = (config.vocab, config.hidden)
     for index in range(config.layers):
-        layer: dict[str, tuple[int, ...]] = {
+        layer = {
             "attn_norm": (config.hidden,),
-            "qkv": (config.hidden, config.qkv_rows),
-            "out": (attention, config.hidden),
+            **(_latent_shapes(config, config.latent) if config.latent else _grouped_shapes(config)),
             "ffn_norm": (config.hidden,),
             "gate_up": (config.hidden, 2 * config.intermediate),
             "down": (config.intermediate, config.hidden),
         }
-        if config.qkv_bias:
-            layer["qkv_bias"] = (config.qkv_rows,)
-        if config.qk_norm:
-            layer |= {"q_norm": (config.head_dim,), "k_norm": (config.head_dim,)}
         shapes |= {f"layers.{index}.{name}": shape for name, shape in layer.items()}
+    return shapes
+
+
+def _grouped_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {
+        "qkv": (config.hidden, config.qkv_rows),
+        "out": (config.heads * config.head_dim, config.hidden),
+    }
+    if config.qkv_bias:
+        shapes["qkv_bias"] = (config.qkv_rows,)
+    if config.qk_norm:
+        shapes |= {"q_norm": (config.head_dim,), "k_norm": (config.head_dim,)}
+    return shapes
+
+
+def _latent_shapes(config: ModelConfig, latent: Latent) -> dict[str, tuple[int, ...]]:
+    queries = latent.query_width(config.heads)
+    shapes: dict[str, tuple[int, ...]] = {
+        "first": (config.hidden, queries + latent.kv_rank + latent.rope_dim),
+        "kv_norm": (latent.kv_rank,),
+        "k_up": (config.heads, latent.nope_dim, latent.kv_rank),
+        "v_up": (config.heads, latent.kv_rank, latent.value_dim),
+        "out": (config.heads * latent.value_dim, config.hidden),
+    }
+    if latent.query_rank:
+        shapes |= {"q_norm": (queries,), "q_up": (queries, config.heads * latent.query_dim)}
     return shapes
 
 
@@ -84,3 +105,8 @@ def to_tensor(array: np.ndarray, dtype: str) -> torch.Tensor:
     bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
     rounded = bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)  # to nearest, ties to even
     return torch.from_numpy((rounded >> 16).astype(np.uint16)).view(torch.bfloat16)
+
+
+def to_parameter(array: np.ndarray, dtype: str) -> torch.nn.Parameter:
+    """The same as a frozen parameter of a module."""
+    return torch.nn.Parameter(to_tensor(array, dtype), requires_grad=False)

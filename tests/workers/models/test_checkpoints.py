@@ -12,6 +12,10 @@ import torch
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers import models as tokenizer_models
 from transformers import (
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -46,6 +50,24 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 32,
+    "beta_slow": 1,
+}
+DEEPSEEK_YARN = YARN_ROPE | {"mscale": 0.7, "mscale_all_dim": 1.0}
+LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 24,
+    "q_lora_rank": 40,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 12,
+    "v_head_dim": 20,
+    "first_k_dense_replace": 3,  # all layers
+}
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}
 
 FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
@@ -59,6 +81,18 @@ FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
     "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": None}),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, {"tie_word_embeddings": True}),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 32}),
+    "qwen3, yarn": (Qwen3Config, Qwen3ForCausalLM, {"rope_parameters": YARN_ROPE}),
+    "deepseek v2": (DeepseekV2Config, DeepseekV2ForCausalLM, LATENT),
+    "deepseek v2, yarn": (DeepseekV2Config, DeepseekV2ForCausalLM, LATENT | {"rope_parameters": DEEPSEEK_YARN}),
+    "deepseek v2, plain queries": (DeepseekV2Config, DeepseekV2ForCausalLM, LATENT | {"q_lora_rank": None}),
+    "deepseek v3": (DeepseekV3Config, DeepseekV3ForCausalLM, LATENT),
+    "deepseek v3, yarn": (DeepseekV3Config, DeepseekV3ForCausalLM, LATENT | {"rope_parameters": DEEPSEEK_YARN}),
+    "deepseek v3, halves": (DeepseekV3Config, DeepseekV3ForCausalLM, LATENT | {"rope_interleave": False}),
+    "deepseek v3, halves, plain queries": (
+        DeepseekV3Config,
+        DeepseekV3ForCausalLM,
+        LATENT | {"rope_interleave": False, "q_lora_rank": None},
+    ),
 }
 
 IDS = np.random.default_rng(0).integers(0, 256, 100).tolist()
@@ -198,7 +232,8 @@ def test_the_fingerprint_follows_weights_and_dtype_and_not_the_place(tmp_path: P
         ({"num_hidden_layers": 4}, "model.layers.3.* is missing"),
         ({"intermediate_size": 95}, "should have shape"),
         ({"num_key_value_heads": 3}, "cannot share"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, 'rope scaling "yarn"'),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4}}, 'rope scaling "dynamic"'),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantised weights"),
         ({"hidden_size": None}, "hidden_size"),
     ],
 )
