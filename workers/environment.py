@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any
 
+from workers.handover import MODES
 from workers.models.config import ModelSpec
 from workers.wire.deadlines import Path
 from workers.wire.peers import RANK, Peer
 
 ROLES = tuple(RANK)
 PIPELINES = ("pdd", "cdc-pd", "idc-pd", "single")
-HANDOFFS = ("auto", "one-shot")
 KV_SENDS = ("after-prefill", "chunked")
 
 DEFAULT_KV_BYTES = 512 << 20
@@ -30,9 +30,13 @@ class Serving:
     pipeline: str = "pdd"
     relay_threshold: float = 0.95
     handoff: str = "auto"
+    end_on_rld: bool = False
     block_size: int = 16
     kv_connections: int = 8
     kv_send: str = "after-prefill"
+    max_running: int = 256
+    max_waiting: int = 1024
+    drain_ns: int = 10_000_000_000
     kv_chunk: int = 256
 
 
@@ -198,25 +202,37 @@ class _Reader:
             pipeline=str(fields.get("pipeline", defaults.pipeline)),
             relay_threshold=fields.get("relay_threshold", defaults.relay_threshold),
             handoff=str(fields.get("handoff", defaults.handoff)),
+            end_on_rld=fields.get("end_on_rld", defaults.end_on_rld),
             block_size=fields.get("block_size", defaults.block_size),
             kv_connections=(pool or {}).get("connections", defaults.kv_connections),
             kv_send=str(fields.get("kv_send", defaults.kv_send)),
             kv_chunk=fields.get("kv_chunk", defaults.kv_chunk),
+            max_running=fields.get("max_running", defaults.max_running),
+            max_waiting=fields.get("max_waiting", defaults.max_waiting),
+            drain_ns=fields.get("drain", defaults.drain_ns),
         )
         for name, value, known in (
             ("pipeline", serving.pipeline, PIPELINES),
-            ("handoff", serving.handoff, HANDOFFS),
+            ("handoff", serving.handoff, MODES),
             ("kv_send", serving.kv_send, KV_SENDS),
         ):
             if value not in known:
                 self._problems.append(f"serving.{name} {value!r} is not built yet; use one of {', '.join(known)}")
-        for name, number, maximum in (
+        for name, number, maximum, *minimum in (
             ("block_size", serving.block_size, 4096),
             ("kv_pool.connections", serving.kv_connections, 256),
             ("kv_chunk", serving.kv_chunk, 1 << 20),
+            ("max_running", serving.max_running, 100_000),
+            ("max_waiting", serving.max_waiting, 1_000_000, 0),
+            ("drain", serving.drain_ns, 3600 * 10**9, 0),
         ):
-            if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= maximum:
-                self._problems.append(f"serving.{name} is {number!r}; it must be a whole number from 1 to {maximum}")
+            least = minimum[0] if minimum else 1
+            if not isinstance(number, int) or isinstance(number, bool) or not least <= number <= maximum:
+                self._problems.append(
+                    f"serving.{name} is {number!r}; it must be a whole number from {least} to {maximum}"
+                )
+        if not isinstance(serving.end_on_rld, bool):
+            self._problems.append(f"serving.end_on_rld is {serving.end_on_rld!r}; it must be true or false")
         threshold = serving.relay_threshold
         if not isinstance(threshold, int | float) or not 0 <= threshold <= 1:
             self._problems.append(f"serving.relay_threshold is {threshold!r}; it must be a share from 0 to 1")

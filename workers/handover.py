@@ -1,10 +1,10 @@
 """How a request goes from relay decode to main decode, as decisions. Pure: no clocks, no sockets, no sequences.
 
 one-shot   the relay stops when asked and sends all token ids at once; main decode recomputes them in one extend.
-catch-up   the relay goes on and sends each id as it makes it; main decode extends what has come, round after round, until
-           the gap is small; then the relay is told to stop, and main decode goes on behind its last token.
+catch-up   the relay goes on and sends each id as it makes it; main decode extends what has come, round after round,
+           until the gap is small; then the relay is told to stop, and main decode goes on behind its last token.
 overlap    as catch-up, but main decode goes on while the relay still decodes; the gateway takes whichever token comes
-           first, and tells the relay to stop when main decode has overtaken it. If it will not, the relay is told to.
+           first, and tells the relay to stop when main decode has overtaken it. If it never would, main decode does.
 kv         as one-shot, but the KV of the relay's tokens crosses instead of being recomputed. For comparison.
 auto       one-shot or catch-up, chosen for each request by the relay when it is asked.
 """
@@ -122,3 +122,9 @@ class RelayedIds:
         if self.ids[position - self.start :][: len(ids)] != list(ids[:known]):
             raise IdConflict(f"other ids from position {position} on than were heard before")
         self.ids += ids[known:]
+
+    def stop(self, stopped_ns: int, finish_reason: str | None, tail: int) -> None:
+        """No more will come. Said again, with less: the relay was lost, or gives up sending KV."""
+        self.stopped_ns = self.stopped_ns or stopped_ns
+        self.finish_reason = self.finish_reason or finish_reason
+        self.tail = tail

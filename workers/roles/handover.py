@@ -4,10 +4,10 @@ Owns the bookkeeping of one hand-over on main decode; messages and deadlines are
 """
 
 import asyncio
-import time
 
 from workers.engine import EngineRunner, Generated, Sequence
 from workers.handover import Pace, RelayedIds
+from workers.wire.kv_tail import token_views
 
 
 class Following:
@@ -22,7 +22,6 @@ class Following:
         self.relay_pace, self.own_pace = Pace(), Pace()
         self.next: Generated | None = None
         """The token after those followed."""
-        self.changed_ns = time.monotonic_ns()
         self._runner = runner
         self._sequence = sequence
         self._followed = 0
@@ -35,7 +34,6 @@ class Following:
 
     def note(self) -> None:
         """`relayed` has changed, or KV has come."""
-        self.changed_ns = time.monotonic_ns()
         self._news.set()
 
     async def news(self, within_s: float) -> None:
@@ -63,3 +61,15 @@ class Following:
             self.next = await more
         assert self.next is not None, "there is nothing to follow"
         return self.next
+
+
+def write_tail(runner: EngineRunner, sequence: Sequence, position: int, tokens: int, kv: memoryview) -> None:
+    """Put the KV of positions [position, position + tokens) into the sequence's blocks. Raises OutOfBlocks.
+
+    The sequence is not being computed, and `computed` stays as it is.
+    """
+    runner.reserve(sequence, position + tokens)
+    start = 0
+    for view in token_views(runner.pool, sequence.blocks, position, position + tokens):
+        view[:] = kv[start : start + len(view)]
+        start += len(view)

@@ -1,47 +1,104 @@
 """Relay decode (RLD): answers at once over the fabric, until main decode holds the KV and takes over."""
 
+import asyncio
 import logging
 import time
 
 from workers.engine import Sequence
+from workers.handover import RelayLoad, choose_mode
 from workers.roles.active import Active
 from workers.roles.decode import DecodeWorker, Decoding
-from workers.wire.frames import WireError
-from workers.wire.messages import HandOver, Message, RequestSpec, TokenIds, Without
+from workers.wire.frames import HEADER, WireError
+from workers.wire.kv_tail import OutgoingTail
+from workers.wire.messages import (
+    HandOver,
+    Message,
+    RequestSpec,
+    StopRelay,
+    TokenIds,
+    TokenLogprob,
+    Without,
+    encode,
+)
 
 log = logging.getLogger(__name__)
 
 
 class Relaying(Decoding):
-    """A request on RLD. `asked_ns`: when main decode asked for it. `main_lost`: nobody will take it over."""
+    """A request on RLD."""
 
-    asked_ns: int | None = None
-    main_lost = False
+    def __init__(self, spec: RequestSpec, sequence: Sequence, worker: DecodeWorker) -> None:
+        super().__init__(spec, sequence, worker)
+        self.begun_ns = time.monotonic_ns()
+        self.asked_ns: int | None = None
+        """When main decode asked for it."""
+        self.mode, self.reason = "", ""
+        self.live = False
+        """Main decode is sent each id as it is made."""
+        self.stopping = False
+        """No further token."""
+        self.main_lost = False
+        """Nobody will take it over."""
+        self.sent_ids, self.id_bytes = 0, 0
+        self.tail: OutgoingTail | None = None
 
 
 class RelayDecodeWorker(DecodeWorker):
-    """Serves the `relay-decode` role. One-shot hand-over: stop at once, then all token ids in one message."""
+    """Serves the `relay-decode` role. The modes of hand-over are told in workers/handover.py."""
 
     def new_active(self, spec: RequestSpec, sequence: Sequence) -> Relaying:
         return Relaying(spec, sequence, self)
 
     def handle(self, peer: str, message: Message) -> None:
-        if isinstance(message, HandOver):
+        if isinstance(message, HandOver | StopRelay):
             return self.deliver_or_keep(message.request, message)
         return super().handle(peer, message)
 
     def deliver(self, active: Relaying, message: Message) -> None:
         if isinstance(message, Without):
             active.main_lost = True
-        elif not active.main_lost:
+            active.live = False
+        elif active.main_lost:
+            pass
+        elif isinstance(message, StopRelay):
+            self._stop(active)
+        elif isinstance(message, HandOver) and active.asked_ns is None:
             active.asked_ns = time.monotonic_ns()
-            self.stop_decoding(active)
+            active.mode, active.reason = choose_mode(message.mode, self._load(active))
+            if active.mode in ("catch-up", "overlap"):
+                active.live = True
+                self._send_ids(active)
+            else:
+                self._stop(active)
+
+    def _load(self, active: Relaying) -> RelayLoad:
+        """How this worker is, apart from one request."""
+        others = [other for other in self.active.values() if other is not active and isinstance(other, Relaying)]
+        waiting = sum(not other.arrived.done() for other in others)
+        free = (self.pool.free_count + self.cache.policy.evictable) / self.pool.num_blocks
+        return RelayLoad(self.runner.running - active.decoding, waiting, free, active.arrived.done())
+
+    def _stop(self, active: Relaying) -> None:
+        active.stopping = True
+        self.stop_decoding(active)
+
+    def emit(
+        self,
+        active: Active,
+        position: int,
+        ids: list[int],
+        finish_reason: str | None,
+        logprobs: list[TokenLogprob],
+    ) -> None:
+        super().emit(active, position, ids, finish_reason, logprobs)
+        if isinstance(active, Relaying) and active.live:
+            self._send_ids(active)
 
     async def serve(self, active: Active) -> None:
         assert isinstance(active, Relaying)
         sequence = active.sequence
         first, finish = await active.arrived
-        if active.asked_ns is None:
+        if not active.stopping:
             await self.decode_from_first(active, "relay-decode", first, finish)
         else:  # main decode had the KV sooner than this worker: one token, and on to the hand-over
             active.begin_decode("relay-decode")
@@ -50,31 +107,83 @@ class RelayDecodeWorker(DecodeWorker):
             self.emit_first(active, first, finish)
         active.end_decode()
         stopped_ns = time.monotonic_ns()
-        if active.asked_ns is not None:
-            active.span("relay-stop", active.asked_ns, stopped_ns)
         finish = sequence.finish_reason or ("stop" if active.finished else None)
-        if not self._hand_over(active, stopped_ns, finish) and finish is None:
+        handed_over = await self._hand_over(active, stopped_ns, finish)
+        if active.asked_ns is not None:
+            active.span("relay-stop", active.asked_ns, stopped_ns, mode=active.mode, reason=active.reason)
+        if not handed_over and finish is None:
             active.begin_decode("relay-decode", inherited=len(active.answer))
             await self.decode(active)
 
-    def _hand_over(self, active: Relaying, stopped_ns: int, finish: str | None) -> bool:
+    async def _hand_over(self, active: Relaying, stopped_ns: int, finish: str | None) -> bool:
         """Give main decode the ids, also of an answer that ended here: it keeps the turn for the next one.
 
         False when there is nobody to take over: the answer goes on here.
         """
-        main = active.spec.main
+        main, sequence = active.spec.main, active.sequence
         if main is None or active.main_lost:
             return False
-        ids = TokenIds(
+        computed = sequence.computed - sequence.prompt_len
+        tail = computed if active.mode == "kv" and finish is None and main in self.peers.pools else 0
+        if not self._send_ids(active, stopped_ns, finish, tail):
+            return False
+        sent_ns = time.monotonic_ns()
+        active.span("relay-ids", stopped_ns, sent_ns, peer=main, bytes=active.id_bytes, tokens=len(active.answer))
+        if tail:
+            # A task of its own: cancelling the request must not cut a frame in half, only detach it from the blocks.
+            await asyncio.shield(self.spawn(self._send_tail(active, main, tail)))
+        return True
+
+    def _send_ids(
+        self, active: Relaying, stopped_ns: int | None = None, finish: str | None = None, tail: int = 0
+    ) -> bool:
+        """Send main decode the ids that it was not sent yet; False when it is not there."""
+        main, answer = active.spec.main, active.answer
+        if main is None or (stopped_ns is None and len(answer) == active.sent_ids):
+            return True
+        message = TokenIds(
             request=active.spec.id,
-            position=active.sequence.prompt_len,
-            ids=active.answer,
+            position=active.sequence.prompt_len + active.sent_ids,
+            ids=answer[active.sent_ids :],
             stopped_ns=stopped_ns,
             finish_reason=finish,
+            tail=tail,
         )
         try:
-            self.peers.post(main, ids)
+            self.peers.post(main, message)
         except WireError as error:
             log.info("request %s goes on here: %s", active.spec.id, error)
+            active.live = False
             return False
+        active.sent_ids = len(answer)
+        active.id_bytes += HEADER.size + len(encode(message))
         return True
+
+    async def _send_tail(self, active: Relaying, main: str, tokens: int) -> None:
+        """Give main decode the KV of the first `tokens` generated ones; if that fails it has the ids to compute it."""
+        sequence = active.sequence
+        start = sequence.prompt_len
+        active.tail = kv = OutgoingTail(active.spec.id, self.pool, sequence.blocks, start, start + tokens)
+        try:
+            sent = await kv.deliver(self.peers.pools[main])
+        except WireError as error:
+            log.info("KV of request %s's answer was not taken by %s: %s", active.spec.id, main, error)
+            self._send_ids(active, time.monotonic_ns())
+            return
+        active.span(
+            "relay-kv",
+            sent.start_ns,
+            sent.received_ns,
+            peer=main,
+            bytes=sent.kv_bytes,
+            tokens=tokens,
+            queue_ns=sent.queue_ns,
+        )
+
+    def release(self, active: Active) -> None:
+        if isinstance(active, Relaying):
+            if active.tail is not None:
+                active.tail.abort()
+            # how long its memory was taken: the last thing this worker reports
+            active.span("relay-hold", active.begun_ns, time.monotonic_ns(), tokens=len(active.answer))
+        super().release(active)

@@ -75,7 +75,12 @@ class Worker(Answers):
             loaded.spec.device,
         )
         self.peers = Peers(
-            local_facts(environment, loaded), environment.peers, self, receiver, environment.serving.kv_connections
+            local_facts(environment, loaded),
+            environment.peers,
+            self,
+            receiver,
+            environment.serving.kv_connections,
+            tails=environment.serving.handoff == "kv",
         )
         self.notices = Notices(self.peers, environment.role)
         self.cache = BlockCache(

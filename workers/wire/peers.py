@@ -2,7 +2,7 @@
 
 Owns connections and their upkeep; requests belong to the role (`Handler`). Roles are ranked in the direction that a
 request travels, and the lower rank dials: one control connection for each pair, plus the warm KV pool from prefill to
-both kinds of decode.
+both kinds of decode, and from relay to main decode if generated KV is to cross as well (`tails`).
 """
 
 import asyncio
@@ -21,12 +21,14 @@ from workers.wire.deadlines import SAME_DATACENTER, SHORT_LIFE_S, Path
 from workers.wire.frames import WireError
 from workers.wire.kv_pool import KvPool, PeerUnreachable
 from workers.wire.kv_receive import Receiver, receive_transfers
+from workers.wire.kv_tail import TailReceiver, receive_tails
 from workers.wire.messages import Message, Status
 
 log = logging.getLogger(__name__)
 
 RANK = {"gateway": 0, "prefill": 1, "relay-decode": 2, "main-decode": 3}
 KV_FLOWS = frozenset({("prefill", "relay-decode"), ("prefill", "main-decode")})
+TAIL_FLOW = ("relay-decode", "main-decode")  # KV of generated tokens, in one mode of hand-over
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +73,14 @@ class Peers:
         handler: Handler,
         receiver: Receiver | None,
         kv_connections: int,
+        *,
+        tails: bool = False,
     ) -> None:
         self.local = local
         self._role = local.facts.role
         self._handler = handler
         self._receiver = receiver
+        self.tail_receiver: TailReceiver | None = None
         self.known: Mapping[str, Peer] = {peer.name: peer for peer in peers if peer.role in RANK}
         self._links: dict[str, ControlLink] = {}
         self._errors: dict[str, str] = {}
@@ -84,7 +89,7 @@ class Peers:
         self.pools = {
             peer.name: KvPool(peer.name, kv_connections, peer.path, partial(self._dial, peer, "kv"), handler.on_change)
             for peer in self.known.values()
-            if (self._role, peer.role) in KV_FLOWS
+            if (self._role, peer.role) in KV_FLOWS or (tails and (self._role, peer.role) == TAIL_FLOW)
         }
 
     # -- use ---------------------------------------------------------------------------------------------------
@@ -211,6 +216,8 @@ class Peers:
                 await self._run_link(connection, peer, pings=False)
             elif self._receiver is not None and (peer.role, self._role) in KV_FLOWS:
                 await receive_transfers(connection, self._receiver)
+            elif self.tail_receiver is not None and (peer.role, self._role) == TAIL_FLOW:
+                await receive_tails(connection, self.tail_receiver)
         except WireError as error:
             log.info("KV connection of %s ended: %s", connection.peer, error)
         finally:

@@ -32,9 +32,9 @@ async def leave_when(lab: SlowWan, stage: str, prompt: list[int], stream: bool) 
         ),
         "relay": lambda: any(len(a.answer) > 5 for a in lab.rld0.active.values()),
         "hand-over": lambda: (
-            any(a.arrived.done() and not a.ids.done() for a in lab.md0.active.values()) and not lab.rld0.active
+            any(a.arrived.done() and not a.following.relayed.over for a in lab.md0.active.values()) and not lab.rld0.active
         ),
-        "main decode": lambda: any(a.ids.done() and len(a.answer) > 20 for a in lab.md0.active.values()),
+        "main decode": lambda: any(a.following.relayed.over and len(a.answer) > 20 for a in lab.md0.active.values()),
     }[stage]
     asking = asyncio.create_task(ask())
     await eventually(at, 10, f"the request reaches {stage}")
