@@ -186,6 +186,17 @@ class Serving(Section):
     block_size: Annotated[int, whole(1, 1024)] = Field(default=16, description="Tokens in a KV block.")
     kv_pool: Annotated[KvPool, _nothing_is_empty] = Field(default_factory=KvPool)
     kv_send: Literal["after-prefill", "chunked"] = Field(default="after-prefill", description="When P sends KV.")
+    max_running: Annotated[int, whole(1, 100_000)] = Field(
+        default=256, description="Requests that workers have at once; others wait in the gateway."
+    )
+    max_waiting: Annotated[int, whole(0, 1_000_000)] = Field(
+        default=1024, description="Requests that wait in the gateway; others are refused with 429."
+    )
+    drain: Duration = Field(
+        default=10 * 10**9,
+        description="How long a gateway that is ended lets running answers end.",
+        json_schema_extra={"default": "10s"},
+    )
     kv_chunk: Annotated[int, whole(1, 1 << 20)] = Field(
         default=256, description="Tokens whose KV leaves at once with kv_send chunked; whole blocks."
     )

@@ -1,5 +1,6 @@
 """The JSON of answers: chunks and whole ones, for both endpoints. Pure."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,11 +9,17 @@ from workers.gateway.merge import MergedToken
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Tokens that came together and the text that they completed. The last piece has a finish reason and the record."""
+    """Tokens of one choice that came together, and the text that they completed.
 
+    A choice's last piece has a finish reason and the record of its request.
+    """
+
+    index: int
     text: str
     tokens: list[MergedToken]
+    first: bool = False
     finish_reason: str | None = None
+    logprobs: dict[str, Any] | None = None
     record: dict[str, Any] | None = None
 
     def pdd(self) -> dict[str, Any]:
@@ -27,6 +34,25 @@ class Piece:
         return pdd
 
 
+@dataclass(frozen=True, slots=True)
+class WholeChoice:
+    """One choice of an answer that was not streamed."""
+
+    index: int
+    text: str
+    tokens: list[MergedToken]
+    finish_reason: str
+    logprobs: dict[str, Any] | None
+    record: dict[str, Any] | None
+
+    def pdd(self) -> dict[str, Any]:
+        return {
+            "token_ids": [token.token_id for token in self.tokens],
+            "instances": [token.instance for token in self.tokens],
+            "record": self.record,
+        }
+
+
 def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
     return {
         "prompt_tokens": prompt_tokens,
@@ -37,47 +63,50 @@ def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dic
 
 
 class Answer:
-    """Builds the objects of one answer. Subclasses differ in what a choice looks like."""
+    """Builds the objects of one answer. Subclasses differ in what a choice looks like.
+
+    `with_usage`: the stream ends with a chunk of usage, and every other chunk says that it has none.
+    """
 
     prefix = ""
     object = ""
     chunk_object = ""
 
-    def __init__(self, request_id: str, model: str, created: int) -> None:
+    def __init__(self, request_id: str, model: str, created: int, *, with_usage: bool = False) -> None:
         self._base = {"id": request_id, "created": created, "model": model}
+        self._no_usage = {"usage": None} if with_usage else {}
 
-    def choice(self, piece: Piece, *, first: bool) -> dict[str, Any]:
+    def choice(self, piece: Piece) -> dict[str, Any]:
         """A chunk's choice."""
         raise NotImplementedError
 
-    def whole_choice(self, text: str, finish_reason: str) -> dict[str, Any]:
-        """The only choice of a whole answer."""
+    def whole_choice(self, choice: WholeChoice) -> dict[str, Any]:
+        """A choice of a whole answer."""
         raise NotImplementedError
 
-    def chunk(self, piece: Piece, *, first: bool) -> dict[str, Any]:
+    def chunk(self, piece: Piece) -> dict[str, Any]:
         return {
             **self._base,
             "object": self.chunk_object,
-            "choices": [self.choice(piece, first=first)],
+            "choices": [self.choice(piece)],
+            **self._no_usage,
             "pdd": piece.pdd(),
         }
 
     def usage_chunk(self, counts: dict[str, Any]) -> dict[str, Any]:
         return {**self._base, "object": self.chunk_object, "choices": [], "usage": counts}
 
-    def whole(self, pieces: list[Piece], counts: dict[str, Any]) -> dict[str, Any]:
-        text = "".join(piece.text for piece in pieces)
-        tokens = [token for piece in pieces for token in piece.tokens]
+    def whole(self, choices: Sequence[WholeChoice], counts: dict[str, Any]) -> dict[str, Any]:
+        """The whole answer. `pdd` is that of the first choice, and holds all of them where there are several."""
+        pdd = choices[0].pdd()
+        if len(choices) > 1:
+            pdd["choices"] = [choice.pdd() for choice in choices]
         return {
             **self._base,
             "object": self.object,
-            "choices": [self.whole_choice(text, pieces[-1].finish_reason or "stop")],
+            "choices": [self.whole_choice(choice) for choice in choices],
             "usage": counts,
-            "pdd": {
-                "token_ids": [token.token_id for token in tokens],
-                "instances": [token.instance for token in tokens],
-                "record": pieces[-1].record,
-            },
+            "pdd": pdd,
         }
 
 
@@ -85,11 +114,21 @@ class CompletionAnswer(Answer):
     prefix = "cmpl"
     object = chunk_object = "text_completion"
 
-    def choice(self, piece: Piece, *, first: bool) -> dict[str, Any]:
-        return {"index": 0, "text": piece.text, "logprobs": None, "finish_reason": piece.finish_reason}
+    def choice(self, piece: Piece) -> dict[str, Any]:
+        return {
+            "index": piece.index,
+            "text": piece.text,
+            "logprobs": piece.logprobs,
+            "finish_reason": piece.finish_reason,
+        }
 
-    def whole_choice(self, text: str, finish_reason: str) -> dict[str, Any]:
-        return {"index": 0, "text": text, "logprobs": None, "finish_reason": finish_reason}
+    def whole_choice(self, choice: WholeChoice) -> dict[str, Any]:
+        return {
+            "index": choice.index,
+            "text": choice.text,
+            "logprobs": choice.logprobs,
+            "finish_reason": choice.finish_reason,
+        }
 
 
 class ChatAnswer(Answer):
@@ -97,12 +136,22 @@ class ChatAnswer(Answer):
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def choice(self, piece: Piece, *, first: bool) -> dict[str, Any]:
-        delta: dict[str, str] = {"role": "assistant"} if first else {}
+    def choice(self, piece: Piece) -> dict[str, Any]:
+        delta: dict[str, str] = {"role": "assistant"} if piece.first else {}
         if piece.text or not piece.finish_reason:
             delta["content"] = piece.text
-        return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": piece.finish_reason}
+        return {
+            "index": piece.index,
+            "delta": delta,
+            "logprobs": piece.logprobs,
+            "finish_reason": piece.finish_reason,
+        }
 
-    def whole_choice(self, text: str, finish_reason: str) -> dict[str, Any]:
-        message = {"role": "assistant", "content": text, "refusal": None}
-        return {"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason}
+    def whole_choice(self, choice: WholeChoice) -> dict[str, Any]:
+        message = {"role": "assistant", "content": choice.text, "refusal": None}
+        return {
+            "index": choice.index,
+            "message": message,
+            "logprobs": choice.logprobs,
+            "finish_reason": choice.finish_reason,
+        }

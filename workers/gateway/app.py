@@ -2,40 +2,45 @@
 
 import logging
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 
+from workers.gateway.admission import Admission
+from workers.gateway.bodies import Bodies
 from workers.gateway.disconnect import ClientGone
 from workers.gateway.dispatcher import Dispatcher
 from workers.gateway.errors import SERVER_ERROR, ApiError
 from workers.gateway.generation import Generation
-from workers.gateway.metrics import render_metrics
-from workers.gateway.requests import MAX_BODY_BYTES, ChatRequest, CompletionRequest, parse_body
+from workers.gateway.metrics import Metrics
+from workers.gateway.parsing import parse_body
+from workers.gateway.requests import ChatRequest, CompletionRequest
 from workers.policy import NoRoute
 
 log = logging.getLogger(__name__)
 
 
-def build_app(dispatcher: Dispatcher) -> FastAPI:
+def build_app(dispatcher: Dispatcher, admission: Admission) -> FastAPI:
     """The application in front of `dispatcher`."""
     app = FastAPI(title="pddbed gateway", docs_url=None, redoc_url=None, openapi_url=None)
     loaded = dispatcher.loaded
     # a path names a model on one machine only; its configuration's name means something to a client
     model_id = loaded.spec.name if "/" not in loaded.spec.name else Path(loaded.spec.name).stem
-    generation = Generation(dispatcher, model_id)
+    generation = Generation(dispatcher, admission, model_id)
+    metrics_of = Metrics(dispatcher, admission)
+    bodies = Bodies()
     started = int(time.time())
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        return await generation.completion(request, parse_body(CompletionRequest, await read_body(request)))
+        return await generation.completion(request, parse_body(CompletionRequest, await bodies.read(request)))
 
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
-        return await generation.chat(request, parse_body(ChatRequest, await read_body(request)))
+        return await generation.chat(request, parse_body(ChatRequest, await bodies.read(request)))
 
     @app.get("/v1/models")
     async def models() -> Response:
@@ -56,6 +61,9 @@ def build_app(dispatcher: Dispatcher) -> FastAPI:
 
     @app.get("/health")
     async def health() -> Response:
+        if admission.draining:
+            waiting_for = admission.running + admission.waiting
+            return json_response(503, {"status": "draining", "reason": f"{waiting_for} requests are being finished"})
         try:
             route = dispatcher.route_now()
         except NoRoute as error:
@@ -64,11 +72,11 @@ def build_app(dispatcher: Dispatcher) -> FastAPI:
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        return Response(render_metrics(dispatcher), media_type="text/plain; version=0.0.4")
+        return Response(metrics_of.render(), media_type="text/plain; version=0.0.4")
 
     @app.exception_handler(ApiError)
     async def api_error(_: Request, error: ApiError) -> Response:
-        return json_response(error.status, error.body())
+        return json_response(error.status, error.body(), error.headers)
 
     @app.exception_handler(ClientGone)
     async def client_gone(_: Request, error: ClientGone) -> Response:
@@ -76,8 +84,8 @@ def build_app(dispatcher: Dispatcher) -> FastAPI:
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
-        message = f"{request.method} {request.url.path}: {error.detail}"
-        return json_response(error.status_code, ApiError(error.status_code, message).body())
+        message = f"{request.method} {request.url.path[:500]}: {error.detail}"
+        return json_response(error.status_code, ApiError(error.status_code, message).body(), error.headers)
 
     @app.exception_handler(Exception)
     async def broken(_: Request, error: Exception) -> Response:
@@ -87,18 +95,5 @@ def build_app(dispatcher: Dispatcher) -> FastAPI:
     return app
 
 
-async def read_body(request: Request) -> bytes:
-    """The whole body, at most MAX_BODY_BYTES. Raises ApiError (413), ClientGone."""
-    body = bytearray()
-    try:
-        async for part in request.stream():
-            body += part
-            if len(body) > MAX_BODY_BYTES:
-                raise ApiError(413, f"the body exceeds {MAX_BODY_BYTES} bytes; send a shorter prompt")
-    except ClientDisconnect:
-        raise ClientGone from None
-    return bytes(body)
-
-
-def json_response(status: int, body: object) -> Response:
-    return Response(msgspec.json.encode(body), status_code=status, media_type="application/json")
+def json_response(status: int, body: object, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(body), status, headers, media_type="application/json")

@@ -1,50 +1,132 @@
-"""Whether a chat's earlier answers come back as the tokens they were. Pure; keeps only the latest conversations.
+"""A chat's earlier answers stay the tokens they were. Pure; keeps only the latest conversations.
 
 A client sends an answer back as text. Tokenised again it may differ from what was generated (a word split another way,
-bytes that were no character), and from there on no cache matches, although to the client nothing looks wrong.
+bytes that were no character), and from there on no cache matches, although to the client nothing looks wrong. So the
+ids of answered chats are kept, and where the text of a next turn's prompt is the text that they stand for, they take
+its place; where it is not, the mismatch is counted.
 """
 
 from array import array
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 import xxhash
 
 from workers.cache.hashing import token_bytes
+from workers.models import Tokenizer
 
-REMEMBERED_TOKENS = 4_000_000  # 16 MB
+REMEMBERED_TOKENS = 4_000_000  # 16 MB; each conversation counts twice, as its ids and as its template's
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A chat's prompt. `template`: as the tokenizer makes it of the messages; `ids`: with kept answers put in place.
+
+    `spliced`: tokens of the latest known turn that stand where re-tokenised ones would; `retokenised`: those that are
+    others in `ids` now, and so for every cache. Both None: no earlier turn is known.
+    """
+
+    ids: list[int]
+    template: list[int]
+    spliced: int | None = None
+    retokenised: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """An answered chat: prompt and answer as ids, without an end-of-text token; the template's prompt; the answer."""
+
+    ids: "array[int]"
+    template: "array[int]"
+    answer: bytes
+
+    @property
+    def weight(self) -> int:
+        return len(self.ids) + len(self.template)
 
 
 class Conversations:
     """Token ids of answered chats, by their messages."""
 
-    def __init__(self, eos_ids: Collection[int], remembered_tokens: int = REMEMBERED_TOKENS) -> None:
-        self._eos_ids = eos_ids
+    def __init__(self, tokenizer: Tokenizer, remembered_tokens: int = REMEMBERED_TOKENS) -> None:
+        self._token_bytes = tokenizer.token_bytes
+        self._eos_ids: Collection[int] = tokenizer.eos_ids
         self._room = remembered_tokens
-        self._known: OrderedDict[bytes, array[int]] = OrderedDict()
+        self._known: OrderedDict[bytes, _Turn] = OrderedDict()
 
-    def note(self, messages: Sequence[Mapping[str, str]], answer: str, ids: Sequence[int]) -> None:
-        """A chat of `messages` was answered with `answer`; `ids` are those of prompt and answer."""
+    def note(self, messages: Sequence[Mapping[str, str]], prompt: Prompt, answer: str, ids: Sequence[int]) -> None:
+        """A chat of `messages` was answered with `answer`, generated as `ids`.
+
+        A stop string cuts the text somewhere in the ids: what lies behind it is not kept.
+        """
+        text = answer.encode("utf-8", "surrogatepass")
+        kept = list(ids[:-1] if ids and ids[-1] in self._eos_ids else ids)
+        raw = b"".join(map(self._token_bytes, kept))
+        if raw.decode("utf-8", "replace").encode() != text:  # as a client is sent it; not so where it was cut
+            while len(raw) > len(text):
+                raw = raw[: len(raw) - len(self._token_bytes(kept.pop()))]
+            if raw != text:
+                return  # cut in the middle of a token: no ids stand for this text
         key = _key([*messages, {"role": "assistant", "content": answer}])
         self._forget(key)
-        kept = array("I", ids[:-1] if ids[-1] in self._eos_ids else ids)
-        self._known[key] = kept
-        self._room -= len(kept)
+        turn = _Turn(array("I", [*prompt.ids, *kept]), array("I", prompt.template), text)
+        self._known[key] = turn
+        self._room -= turn.weight
         while self._room < 0:
             self._forget(next(iter(self._known)))
 
-    def retokenised(self, messages: Sequence[Mapping[str, str]], prompt: Sequence[int]) -> int | None:
-        """How many tokens of the latest known turn the prompt no longer begins with; None: no earlier turn is known."""
+    def prompt(self, messages: Sequence[Mapping[str, str]], template: list[int]) -> Prompt:
+        """The prompt of a chat that the tokenizer would make `template`."""
+        turn = self._latest(messages)
+        if turn is None:
+            return Prompt(template, template)
+        count = len(turn.ids)
+        if template[:count] == turn.ids.tolist():
+            return Prompt(template, template, 0, 0)
+        behind = self._end_of(turn, template)
+        if behind is None:
+            return Prompt(template, template, 0, count - _common(turn.ids, array("I", template)))
+        ids = [*turn.ids, *template[behind:]]
+        return Prompt(ids, template, count - _common(turn.ids, array("I", template)), 0)
+
+    def _latest(self, messages: Sequence[Mapping[str, str]]) -> _Turn | None:
         for count in range(len(messages) - 1, 0, -1):
-            if messages[count - 1]["role"] != "assistant":
-                continue
-            known = self._known.get(_key(messages[:count]))
-            if known is not None:
-                return len(known) - _common(known, array("I", prompt))
+            if messages[count - 1]["role"] == "assistant":
+                key = _key(messages[:count])
+                turn = self._known.get(key)
+                if turn is not None:
+                    self._known.move_to_end(key)
+                    return turn
         return None
 
+    def _end_of(self, turn: _Turn, template: list[int]) -> int | None:
+        """How many of the tokens of `template` are the text of the turn, prompt and answer; None: it is another text.
+
+        Also None when the text ends inside a token.
+        """
+        shared = _common(turn.template, array("I", template))
+        text = b"".join(map(self._visible, turn.template[shared:])) + turn.answer
+        ends = [0]
+        for token in template[shared:]:
+            if ends[-1] >= len(text):
+                break
+            ends.append(ends[-1] + len(self._visible(token)))
+        count = bisect_left(ends, len(text))
+        if count == len(ends) or ends[count] != len(text):
+            return None
+        same = b"".join(map(self._visible, template[shared : shared + count])) == text
+        return shared + count if same else None
+
+    def _visible(self, token: int) -> bytes:
+        """A token's bytes; of one without text (a special token) a mark that no text contains."""
+        return self._token_bytes(token) or b"\xff%d\xff" % token
+
     def _forget(self, key: bytes) -> None:
-        self._room += len(self._known.pop(key, ()))
+        turn = self._known.pop(key, None)
+        if turn is not None:
+            self._room += turn.weight
 
 
 def _key(messages: Sequence[Mapping[str, str]]) -> bytes:

@@ -1,14 +1,19 @@
 """Work for a client that may leave: when it does, the work is cancelled, and with it everything on the workers."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
+import logging
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, TypeVar
 
 from fastapi import Request
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
+
+READER_STALL_S = 120.0
 
 
 class ClientGone(Exception):
@@ -35,14 +40,35 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events from a generator that is closed however the response ends."""
+    """Server-sent events from a generator. However the response ends, the generator is closed, then `close` is called.
 
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+    A client that reads slowly holds the generator back; one that takes nothing for READER_STALL_S is let go.
+    """
+
+    def __init__(self, events: AsyncGenerator[bytes, None], close: Callable[[], Coroutine[Any, Any, None]]) -> None:
         super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
         self._events = events
+        self._close = close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending = asyncio.create_task(self._send_all(send))
+        leaving = asyncio.create_task(self.listen_for_disconnect(receive))
         try:
-            await super().__call__(scope, receive, send)
+            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()
+        except TimeoutError:
+            log.warning("a client took nothing of its answer for %.0f s and was let go", READER_STALL_S)
         finally:
+            sending.cancel()
+            leaving.cancel()
+            await asyncio.gather(sending, leaving, return_exceptions=True)
             await self._events.aclose()
+            await self._close()
+
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async for event in self._events:
+            async with asyncio.timeout(READER_STALL_S):
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -12,6 +12,8 @@ STATUS_OF_FAILURE = {
     "out_of_kv_blocks": 503,
     "peer_unreachable": 503,
     "worker_lost": 502,
+    "prefill_lost": 502,
+    "relay_lost": 502,
     "connection_lost": 502,
     "kv_corrupt": 502,
     "transfer_aborted": 502,
@@ -25,13 +27,25 @@ class ApiError(Exception):
     """An answer with an error in it."""
 
     def __init__(
-        self, status: int, message: str, *, kind: str = BAD_REQUEST, param: str | None = None, code: str | None = None
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = BAD_REQUEST,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: int | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
         self.kind = kind
         self.param = param
         self.code = code
+        self.retry_after_s = retry_after_s
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
 
     def body(self) -> dict[str, Any]:
         """OpenAI's error object."""

@@ -1,188 +1,282 @@
-"""One generation from a checked request to its answer: tokenise, submit, pieces of text, SSE or a whole answer."""
+"""One generation from a checked request to its answer: tokenise, find a place, choices, SSE or a whole answer."""
 
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
 import msgspec
 from fastapi import Request, Response
 
-from workers.gateway.answers import Answer, ChatAnswer, CompletionAnswer, Piece, usage
+from workers.gateway.admission import Admission, Draining, Overloaded
+from workers.gateway.answers import Answer, ChatAnswer, CompletionAnswer, Piece, WholeChoice, usage
+from workers.gateway.choices import Choice, side_by_side
 from workers.gateway.conversations import Conversations
 from workers.gateway.disconnect import EventStream, unless_gone
 from workers.gateway.dispatcher import Dispatcher, LiveRequest
-from workers.gateway.errors import ApiError, from_failure
-from workers.gateway.requests import ChatRequest, CompletionRequest, GenerationRequest
+from workers.gateway.errors import SERVER_ERROR, ApiError
+from workers.gateway.logprobs import ChatLogprobs, CompletionLogprobs, Logprobs, NoLogprobs
+from workers.gateway.requests import MAX_CHOICES, ChatRequest, CompletionRequest, GenerationRequest
 from workers.gateway.text import AnswerText
 from workers.models import ModelError
-from workers.policy import NoRoute
-from workers.roles.worker import RequestFailed
-from workers.wire.frames import WireError
 from workers.wire.messages import SamplingSpec
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 LONG_TEXT = 20_000  # characters: tokenised on another thread, so that other answers keep streaming
+MAX_TOKEN_BYTES = 256  # no vocabulary has longer ones; so much longer than the context, a text need not be tokenised
 
 
 class Generation:
     """Answers requests of both endpoints through one dispatcher."""
 
-    def __init__(self, dispatcher: Dispatcher, model_id: str) -> None:
+    def __init__(self, dispatcher: Dispatcher, admission: Admission, model_id: str) -> None:
         self._dispatcher = dispatcher
+        self._admission = admission
         self._loaded = dispatcher.loaded
-        self._conversations = Conversations(dispatcher.loaded.tokenizer.eos_ids)
+        self._conversations = Conversations(dispatcher.loaded.tokenizer)
         self.model_id = model_id
 
     async def completion(self, request: Request, asked: CompletionRequest) -> Response:
         """Answer /v1/completions. Raises ApiError."""
         self._check_model(asked.model)
-        given = asked.single_prompt
-        prompt = await self._encode(given) if isinstance(given, str) else given
-        return await self._answer(
-            request, asked, prompt, asked.max_tokens or DEFAULT_COMPLETION_TOKENS, CompletionAnswer
-        )
+        tokenizer = self._loaded.tokenizer
+        prompts, echoes = [], []
+        for given in asked.prompts:
+            prompt = await self._encode(given) if isinstance(given, str) else given
+            self._check_prompt(prompt)
+            prompts.append(prompt)
+            if asked.echo:
+                echoes.append(given if isinstance(given, str) else tokenizer.decode(given))
+        top = asked.top_logprobs_wanted
+
+        def logprobs() -> Logprobs:
+            return NoLogprobs() if top is None else CompletionLogprobs(tokenizer, top)
+
+        max_tokens = asked.max_tokens or DEFAULT_COMPLETION_TOKENS
+        choices = self._choices(asked, prompts, max_tokens, logprobs, echoes)
+        return await self._answer(request, asked, choices, CompletionAnswer)
 
     async def chat(self, request: Request, asked: ChatRequest) -> Response:
         """Answer /v1/chat/completions. Raises ApiError."""
         self._check_model(asked.model)
-        try:
-            messages = asked.plain_messages
-            prompt = self._loaded.tokenizer.apply_chat_template(messages)
-        except ModelError as error:
-            raise ApiError(400, str(error), param="messages") from None
+        messages = asked.plain_messages
+        prompt = self._conversations.prompt(messages, await self._template(messages))
+        self._check_prompt(prompt.ids, "messages")
+        top = asked.top_logprobs_wanted
+
+        def logprobs() -> Logprobs:
+            return NoLogprobs() if top is None else ChatLogprobs(self._loaded.tokenizer, top)
+
+        def annotate(live: LiveRequest) -> None:
+            live.log.spliced, live.log.retokenised = prompt.spliced, prompt.retokenised
+
+        def answered(text: str, ids: list[int]) -> None:
+            self._conversations.note(messages, prompt, text, ids)
+
         max_tokens = asked.max_completion_tokens or asked.max_tokens
-        return await self._answer(request, asked, prompt, max_tokens, ChatAnswer, messages)
+        choices = self._choices(asked, [prompt.ids], max_tokens, logprobs, annotate=annotate, answered=answered)
+        return await self._answer(request, asked, choices, ChatAnswer)
 
     # -- the request -------------------------------------------------------------------------------------------
 
     def _check_model(self, name: str | None) -> None:
         if name is not None and name not in (self.model_id, self._loaded.config.name):
+            shown = name if len(name) <= 200 else name[:200] + "..."
             raise ApiError(
                 404,
-                f"the model {name!r} does not exist here; this lab serves {self.model_id!r}",
+                f"the model {shown!r} does not exist here; this lab serves {self.model_id!r}",
                 param="model",
                 code="model_not_found",
             )
 
     async def _encode(self, text: str) -> list[int]:
+        self._check_length(len(text), "prompt")
         encode = self._loaded.tokenizer.encode
         return await asyncio.to_thread(encode, text) if len(text) > LONG_TEXT else encode(text)
 
-    def _check_prompt(self, prompt: list[int], max_tokens: int | None) -> int:
-        """The number of tokens that may be generated. Raises ApiError."""
+    async def _template(self, messages: list[dict[str, str]]) -> list[int]:
+        length = sum(len(message["content"]) for message in messages)
+        self._check_length(length, "messages")
+        apply = self._loaded.tokenizer.apply_chat_template
+        try:
+            return await asyncio.to_thread(apply, messages) if length > LONG_TEXT else apply(messages)
+        except ModelError as error:
+            raise ApiError(400, str(error), param="messages") from None
+
+    def _check_length(self, characters: int, param: str) -> None:
+        """Refuse a text that cannot fit, before minutes go into its tokens. Raises ApiError."""
+        least = characters // MAX_TOKEN_BYTES
+        if least > self._loaded.config.context_length:
+            raise self._too_long(f"a prompt of at least {least} tokens", param)
+
+    def _too_long(self, requested: str, param: str) -> ApiError:
+        return ApiError(
+            400,
+            f"This model's maximum context length is {self._loaded.config.context_length} tokens. However, you "
+            f"requested {requested}. Please reduce the length of the prompt or completion.",
+            param=param,
+            code="context_length_exceeded",
+        )
+
+    def _check_prompt(self, prompt: list[int], param: str = "prompt") -> None:
+        """Raises ApiError."""
         config = self._loaded.config
         if not prompt:
-            raise ApiError(400, "the prompt is empty; give at least one token", param="prompt")
-        bad = next((token for token in prompt if not 0 <= token < config.vocab), None)
-        if bad is not None:
+            raise ApiError(400, "the prompt is empty; give at least one token", param=param)
+        low, high = min(prompt), max(prompt)
+        if low < 0 or high >= config.vocab:
+            bad = low if low < 0 else high
+            shown = str(bad) if abs(bad) < 10**18 else "of more than 18 digits"
             raise ApiError(
                 400,
-                f"token {bad} is not in the vocabulary of {self.model_id} (0 to {config.vocab - 1})",
-                param="prompt",
+                f"token {shown} is not in the vocabulary of {self.model_id} (0 to {config.vocab - 1})",
+                param=param,
             )
-        room = config.context_length - len(prompt)
-        wanted = max(1, room) if max_tokens is None else max_tokens
+        if len(prompt) >= config.context_length:
+            raise self._too_long(f"{len(prompt) + 1} tokens ({len(prompt)} in the prompt, 1 in the completion)", param)
+
+    def _allowed(self, prompt: list[int], max_tokens: int | None) -> int:
+        """The number of tokens that may be generated. Raises ApiError."""
+        room = self._loaded.config.context_length - len(prompt)
+        wanted = room if max_tokens is None else max_tokens
         if wanted > room:
-            raise ApiError(
-                400,
-                f"This model's maximum context length is {config.context_length} tokens. However, you requested "
-                f"{len(prompt) + wanted} tokens ({len(prompt)} in the prompt, {wanted} in the completion). "
-                "Please reduce the length of the prompt or completion.",
-                param="prompt" if room < 1 else "max_tokens",
-                code="context_length_exceeded",
+            raise self._too_long(
+                f"{len(prompt) + wanted} tokens ({len(prompt)} in the prompt, {wanted} in the completion)", "max_tokens"
             )
         return wanted
 
-    def _submit(self, asked: GenerationRequest, prompt: list[int], max_tokens: int, prefix: str) -> LiveRequest:
-        temperature = 1.0 if asked.temperature is None else asked.temperature
-        seed = secrets.randbits(63) if asked.seed is None else asked.seed % (1 << 63)
-        sampling = SamplingSpec(
-            max_tokens=max_tokens,
-            temperature=temperature,
-            top_p=1.0 if asked.top_p is None else asked.top_p,
-            seed=seed if temperature > 0 else None,
-            ignore_eos=bool(asked.ignore_eos),
-            stop_token_ids=asked.stop_token_ids or [],
-        )
+    def _choices(
+        self,
+        asked: GenerationRequest,
+        prompts: Sequence[list[int]],
+        max_tokens: int | None,
+        logprobs: Callable[[], Logprobs],
+        echoes: Sequence[str] = (),
+        **hooks: Any,
+    ) -> list[Choice]:
+        """`n` choices for each prompt, prompt by prompt, each with a place. Raises ApiError."""
+        each = asked.n or 1
+        if each * len(prompts) > MAX_CHOICES:
+            raise ApiError(400, f"{len(prompts)} prompts x n = {each}: at most {MAX_CHOICES} choices", param="n")
+        samplings = [_sampling(asked, self._allowed(prompt, max_tokens)) for prompt in prompts]
         try:
-            return self._dispatcher.submit(prompt, sampling, prefix)
-        except (NoRoute, WireError) as error:
-            raise from_failure(error.name, str(error)) from None
+            tickets = self._admission.enter(each * len(prompts))
+        except Draining as error:
+            raise ApiError(
+                503, str(error), kind=SERVER_ERROR, code=error.name, retry_after_s=error.retry_after_s
+            ) from None
+        except Overloaded as error:
+            raise ApiError(
+                429, str(error), kind="rate_limit_error", code=error.name, retry_after_s=error.retry_after_s
+            ) from None
+        return [
+            Choice(
+                index,
+                prompts[index // each],
+                _of_choice(samplings[index // each], index % each),
+                ticket,
+                AnswerText(self._loaded.tokenizer.detokenizer(), asked.stops),
+                logprobs(),
+                echoes[index // each] if echoes else "",
+                **hooks,
+            )
+            for index, ticket in enumerate(tickets)
+        ]
 
     # -- the answer --------------------------------------------------------------------------------------------
 
     async def _answer(
-        self,
-        request: Request,
-        asked: GenerationRequest,
-        prompt: list[int],
-        max_tokens: int | None,
-        kind: type[Answer],
-        messages: list[dict[str, str]] | None = None,
+        self, request: Request, asked: GenerationRequest, choices: list[Choice], kind: type[Answer]
     ) -> Response:
-        allowed = self._check_prompt(prompt, max_tokens)
-        live = self._submit(asked, prompt, allowed, kind.prefix)
-        if messages is not None:
-            live.log.retokenised = self._conversations.retokenised(messages, prompt)
-        answer = kind(live.spec.id, self.model_id, int(time.time()))
-        text = AnswerText(self._loaded.tokenizer.detokenizer(), asked.stops)
-        pieces = self._pieces(live, text, messages)
-        if asked.stream:
-            # the status line waits for the first token: a request that fails before it gets the status it deserves
-            first = await unless_gone(request, _first(pieces))
-            return EventStream(self._events(first, pieces, answer, live, asked.include_usage))
-        whole = await unless_gone(request, _all(pieces))
-        body = answer.whole(whole, _usage(live))
+        pieces = side_by_side([choice.pieces(self._dispatcher, kind.prefix) for choice in choices])
+
+        async def close() -> None:
+            # a generator that was never begun has no `finally` to run
+            await pieces.aclose()
+            for choice in choices:
+                choice.close(self._dispatcher)
+
+        def usage_now() -> dict[str, Any]:
+            return _usage(choices, asked.n or 1)
+
+        def answer() -> Answer:
+            only = choices[0].live if len(choices) == 1 else None
+            request_id = only.spec.id if only else f"{kind.prefix}-{secrets.token_hex(12)}"
+            return kind(request_id, self.model_id, int(time.time()), with_usage=asked.include_usage)
+
+        try:
+            if asked.stream:
+                # the status line waits for the first token: a request that fails before it gets the status it deserves
+                first = await unless_gone(request, _first(pieces))
+                counts = usage_now if asked.include_usage else None
+                return EventStream(_events(first, pieces, answer(), counts), close)
+            gathered = await unless_gone(request, _all(pieces))
+        except BaseException:
+            await close()
+            raise
+        body = answer().whole([_whole(choice, gathered) for choice in choices], usage_now())
         return Response(msgspec.json.encode(body), media_type="application/json")
 
-    async def _pieces(
-        self, live: LiveRequest, text: AnswerText, messages: list[dict[str, str]] | None
-    ) -> AsyncGenerator[Piece, None]:
-        """The answer's pieces. Raises ApiError. Closing it cancels the request."""
-        whole: list[str] = []
-        ids = list(live.spec.prompt)
-        async with aclosing(self._dispatcher.tokens(live)) as answer:
-            try:
-                async for tokens in answer:
-                    finish_reason = tokens[-1].finish_reason
-                    out = "".join(text.push(token.token_id) for token in tokens)
-                    if finish_reason is not None:
-                        out += text.flush()
-                    whole.append(out)
-                    ids += [token.token_id for token in tokens]
-                    if text.stopped:
-                        finish_reason = "stop"
-                        self._dispatcher.cancel(live, "stop string", finish_reason="stop")
-                    elif finish_reason is not None and messages is not None:
-                        self._conversations.note(messages, "".join(whole), ids)
-                    record = live.log.record() if finish_reason is not None else None
-                    yield Piece(out, tokens, finish_reason, record)
-                    if finish_reason is not None:
-                        return
-            except RequestFailed as failure:
-                raise from_failure(failure.name, str(failure)) from None
 
-    async def _events(
-        self, first: Piece, rest: AsyncGenerator[Piece, None], answer: Answer, live: LiveRequest, include_usage: bool
-    ) -> AsyncGenerator[bytes, None]:
-        async with aclosing(rest):
-            yield _event(answer.chunk(first, first=True))
-            try:
-                async for piece in rest:
-                    yield _event(answer.chunk(piece, first=False))
-            except ApiError as error:  # the status is out: OpenAI's clients look for `error` in the events, too
-                yield _event(error.body())
-                return
-            if include_usage:
-                yield _event(answer.usage_chunk(_usage(live)))
-            yield b"data: [DONE]\n\n"
+def _sampling(asked: GenerationRequest, max_tokens: int) -> SamplingSpec:
+    temperature = 1.0 if asked.temperature is None else asked.temperature
+    seed = secrets.randbits(63) if asked.seed is None else asked.seed % (1 << 63)
+    return SamplingSpec(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=1.0 if asked.top_p is None else asked.top_p,
+        seed=seed if temperature > 0 else None,
+        ignore_eos=bool(asked.ignore_eos),
+        stop_token_ids=asked.stop_token_ids or [],
+        logprobs=asked.top_logprobs_wanted,
+    )
 
 
-def _usage(live: LiveRequest) -> dict[str, Any]:
-    return usage(len(live.spec.prompt), len(live.log.token_ns), live.log.cached_tokens)
+def _of_choice(sampling: SamplingSpec, number: int) -> SamplingSpec:
+    """Of a prompt's choices the first has the request's seed, and each other one the next."""
+    if sampling.seed is None or number == 0:
+        return sampling
+    return msgspec.structs.replace(sampling, seed=(sampling.seed + number) % (1 << 63))
+
+
+def _usage(choices: Sequence[Choice], each: int) -> dict[str, Any]:
+    """Each prompt counts once, however many choices it has."""
+    firsts = choices[::each]
+    return usage(
+        sum(len(choice.prompt) for choice in firsts),
+        sum(choice.completion_tokens for choice in choices),
+        sum(choice.cached_tokens for choice in firsts),
+    )
+
+
+def _whole(choice: Choice, gathered: Sequence[Piece]) -> WholeChoice:
+    pieces = [piece for piece in gathered if piece.index == choice.index]
+    return WholeChoice(
+        choice.index,
+        "".join(piece.text for piece in pieces),
+        [token for piece in pieces for token in piece.tokens],
+        pieces[-1].finish_reason or "stop",
+        choice.logprobs.whole([piece.logprobs for piece in pieces]),
+        pieces[-1].record,
+    )
+
+
+async def _events(
+    first: Piece, rest: AsyncGenerator[Piece, None], answer: Answer, counts: Callable[[], dict[str, Any]] | None
+) -> AsyncGenerator[bytes, None]:
+    async with aclosing(rest):
+        yield _event(answer.chunk(first))
+        try:
+            async for piece in rest:
+                yield _event(answer.chunk(piece))
+        except ApiError as error:  # the status is out: OpenAI's clients look for `error` in the events, too
+            yield _event(error.body())
+            return
+        if counts is not None:
+            yield _event(answer.usage_chunk(counts()))
+        yield b"data: [DONE]\n\n"
 
 
 async def _first(pieces: AsyncIterator[Piece]) -> Piece:

@@ -1,66 +1,23 @@
-"""What a client may ask: OpenAI's fields, checked strictly; an option that is not built is refused by its name."""
+"""What a client may ask: OpenAI's fields, checked strictly."""
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
-import msgspec
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from workers.gateway.errors import ApiError
 
-MAX_BODY_BYTES = 16 << 20
-
-# Known fields that are accepted at the values which change nothing. Everything else is refused by name, because an
-# ignored parameter is an answer to another question.
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (None, 1),
-    "best_of": (None, 1),
-    "echo": (None, False),
-    "suffix": (None, ""),
-    "logprobs": (None, False),
-    "top_logprobs": (None, 0),
-    "prompt_logprobs": (None, 0),
-    "logit_bias": (None, {}),
-    "presence_penalty": (None, 0),
-    "frequency_penalty": (None, 0),
-    "repetition_penalty": (None, 1),
-    "length_penalty": (None, 1),
-    "top_k": (None, 0, -1),
-    "min_p": (None, 0),
-    "min_tokens": (None, 0),
-    "use_beam_search": (None, False),
-    "response_format": (None, {"type": "text"}),
-    "tools": (None, []),
-    "tool_choice": (None, "none", "auto"),
-    "functions": (None, []),
-    "function_call": (None, "none", "auto"),
-    "modalities": (None, ["text"]),
-    "audio": (None,),
-    "prediction": (None,),
-    "skip_special_tokens": (None, True),
-    "add_generation_prompt": (None, True),
-}
-# Fields that never change the answer, whatever their value.
-IGNORED = frozenset(
-    {
-        "user",
-        "metadata",
-        "store",
-        "service_tier",
-        "parallel_tool_calls",
-        "prompt_cache_key",
-        "safety_identifier",
-        "request_id",
-        "priority",
-    }
-)
+MAX_CHOICES = 128  # of one request: OpenAI's limit for n
+MAX_LOGPROBS = 20  # OpenAI's limit for top_logprobs
 
 
 class StreamOptions(BaseModel):
-    model_config = ConfigDict(strict=True)
-    include_usage: bool = False
+    model_config = ConfigDict(strict=True, extra="forbid")
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None  # padding against eavesdroppers; changes no answer
 
 
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
+TokenId = Annotated[int, Field(ge=0, lt=1 << 32)]
 
 
 class GenerationRequest(BaseModel):
@@ -72,9 +29,10 @@ class GenerationRequest(BaseModel):
     max_tokens: Annotated[int, Field(ge=1, le=1 << 31)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None
-    stop_token_ids: Annotated[list[Annotated[int, Field(ge=0, lt=1 << 32)]], Field(max_length=64)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(fail_fast=True, max_length=16)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=64)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
@@ -85,25 +43,70 @@ class GenerationRequest(BaseModel):
 
     @property
     def include_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.include_usage
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def top_logprobs_wanted(self) -> int | None:
+        """How many likeliest tokens are wanted in each place; None: no log probabilities at all."""
+        raise NotImplementedError
+
+    def check_together(self) -> None:
+        """What single fields cannot tell. Raises ApiError."""
+        if self.stream_options is not None and not self.stream:
+            raise ApiError(400, "stream_options goes with stream: true only", param="stream_options")
 
 
 class CompletionRequest(GenerationRequest):
-    """POST /v1/completions. A prompt is text or token ids, alone or as the only one of a list."""
+    """POST /v1/completions. A prompt is text or token ids; there may be a list of them."""
 
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: Any  # checked by `prompts`: a validator that collects every wrong item of a long list takes gigabytes
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    echo: bool | None = None
 
     @property
-    def single_prompt(self) -> str | list[int]:
-        """The prompt. Raises ApiError when there are several, or none."""
-        prompt: Any = self.prompt
-        if isinstance(prompt, list) and (not prompt or not isinstance(prompt[0], int)):
-            if not prompt:
-                raise ApiError(400, "the prompt is empty; give at least one token", param="prompt")
-            if len(prompt) > 1:
-                raise ApiError(400, f"{len(prompt)} prompts in one request; send one request each", param="prompt")
-            prompt = prompt[0]
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, at least one. Raises ApiError."""
+        given = self.prompt
+        if isinstance(given, str) or (isinstance(given, list) and given and _is_number(given[0])):
+            return [_checked(given, "prompt")]
+        if not isinstance(given, list):
+            raise ApiError(400, f"prompt is a {type(given).__name__}; give text or token ids", param="prompt")
+        if not given:
+            raise ApiError(400, "the prompt is empty; give at least one token", param="prompt")
+        if len(given) > MAX_CHOICES:
+            raise ApiError(
+                400,
+                f"{len(given)} prompts in one request; send at most {MAX_CHOICES}, or several requests",
+                param="prompt",
+            )
+        return [_checked(one, f"prompt.{index}") for index, one in enumerate(given)]
+
+    @property
+    def top_logprobs_wanted(self) -> int | None:
+        return self.logprobs
+
+    def check_together(self) -> None:
+        super().check_together()
+        if self.echo and self.logprobs is not None:
+            raise ApiError(
+                400, "log probabilities of the prompt are not built: leave out echo or logprobs", param="echo"
+            )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _checked(prompt: Any, param: str) -> str | list[int]:
+    """Text, or token ids that are whole numbers. Raises ApiError."""
+    if isinstance(prompt, str):
         return prompt
+    if not isinstance(prompt, list):
+        raise ApiError(400, f"{param} is a {type(prompt).__name__}; give text or token ids", param=param)
+    wrong = next((index for index, token in enumerate(prompt) if type(token) is not int), None)
+    if wrong is not None:
+        raise ApiError(400, f"{param}.{wrong} is no token id: ids are whole numbers", param=f"{param}.{wrong}")
+    return prompt
 
 
 class TextPart(BaseModel):
@@ -115,7 +118,7 @@ class TextPart(BaseModel):
 class ChatMessage(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
     role: Annotated[str, Field(min_length=1, max_length=64)]
-    content: str | list[TextPart]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
 
     def plain(self, index: int) -> dict[str, str]:
         """Role and text, as chat templates take them. Raises ApiError for anything but text."""
@@ -125,7 +128,7 @@ class ChatMessage(BaseModel):
             if part.type != "text" or part.text is None:
                 raise ApiError(
                     400,
-                    f"content part of type {part.type!r} is not supported; send text",
+                    f"content part of type {part.type[:60]!r} is not supported; send text",
                     param=f"messages.{index}.content",
                 )
         return {"role": self.role, "content": "".join(part.text or "" for part in self.content)}
@@ -134,66 +137,20 @@ class ChatMessage(BaseModel):
 class ChatRequest(GenerationRequest):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=10_000)]
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=10_000)]
     max_completion_tokens: Annotated[int, Field(ge=1, le=1 << 31)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
     @property
     def plain_messages(self) -> list[dict[str, str]]:
         return [message.plain(index) for index, message in enumerate(self.messages)]
 
+    @property
+    def top_logprobs_wanted(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
-R = TypeVar("R", bound="GenerationRequest")
-
-
-def parse_body(kind: type[R], body: bytes) -> R:
-    """A request of `kind` from a body. Raises ApiError (400) with the offending field in `param`."""
-    try:
-        body.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ApiError(400, f"the body is not valid UTF-8 (byte {error.start}); encode it as UTF-8") from None
-    try:
-        fields = msgspec.json.decode(body)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
-    if not isinstance(fields, dict):
-        raise ApiError(400, f"the body must be a JSON object, not {type(fields).__name__}")
-    try:
-        request = kind.model_validate(fields)
-    except ValidationError as error:
-        raise _from_validation(error) from None
-    for name, value in (request.model_extra or {}).items():
-        _check_extra(name, value)
-    return request
-
-
-def _check_extra(name: str, value: Any) -> None:
-    if name in IGNORED:
-        return
-    if name not in NEUTRAL:
-        raise ApiError(400, f"unknown parameter {name!r}; remove it", param=name[:256], code="unknown_parameter")
-    # 1 == True in Python, so compare types as well, with any number equal to its like
-    if not any(value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in NEUTRAL[name]):
-        allowed = " or ".join(str(neutral) for neutral in NEUTRAL[name] if neutral is not None) or "null"
-        raise ApiError(
-            400,
-            f"{name} is not supported by this testbed except as {allowed}",
-            param=name,
-            code="unsupported_parameter",
-        )
-
-
-def _from_validation(error: ValidationError) -> ApiError:
-    # a union reports one error for each of its members: the deepest location says most
-    first = max(error.errors(include_url=False, include_context=False), key=lambda item: len(item["loc"]))
-    path = [str(part) for part in first["loc"] if isinstance(part, int) or part in _FIELD_NAMES]
-    param = ".".join(path) or None
-    value = repr(first.get("input"))
-    shown = value if len(value) <= 60 else value[:57] + "..."
-    return ApiError(400, f"{param}: {first['msg']} (got {shown})", param=param)
-
-
-_FIELD_NAMES = frozenset(
-    name
-    for model in (CompletionRequest, ChatRequest, ChatMessage, TextPart, StreamOptions)
-    for name in model.model_fields
-)
+    def check_together(self) -> None:
+        super().check_together()
+        if self.top_logprobs and not self.logprobs:
+            raise ApiError(400, "top_logprobs goes with logprobs: true only", param="top_logprobs")

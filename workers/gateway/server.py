@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import uvicorn
 
 from workers.environment import WorkerEnvironment
+from workers.gateway.admission import Admission, Limits
 from workers.gateway.app import build_app
 from workers.gateway.dispatcher import Dispatcher
 from workers.models import LoadedModel
@@ -32,10 +33,13 @@ class Gateway:
     """A dispatcher and the HTTP server in front of it."""
 
     def __init__(self, environment: WorkerEnvironment, loaded: LoadedModel) -> None:
+        serving = environment.serving
         self.dispatcher = Dispatcher(environment, loaded)
+        self.admission = Admission(Limits(serving.max_running, serving.max_waiting))
+        self._drain_s = serving.drain_ns / 1e9
         self._server = _Server(
             uvicorn.Config(
-                build_app(self.dispatcher),
+                build_app(self.dispatcher, self.admission),
                 http="h11",
                 ws="none",
                 lifespan="off",
@@ -61,8 +65,12 @@ class Gateway:
             await asyncio.sleep(0.005)
 
     async def close(self) -> None:
-        """Refuse new requests, give running ones two seconds, close every connection."""
+        """Refuse new requests, let those under way end (at most `serving.drain`), close every connection."""
+        self.admission.drain()
         if self._serving is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._drain_s):
+                    await self.admission.idle()
             self._server.should_exit = True
             await asyncio.gather(self._serving, return_exceptions=True)
         await self.dispatcher.close()

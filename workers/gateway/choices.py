@@ -1,0 +1,150 @@
+"""One choice of an answer: waits for its turn, is submitted, and becomes pieces of text. And several side by side."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+
+from workers.gateway.admission import Ticket
+from workers.gateway.answers import Piece
+from workers.gateway.dispatcher import Dispatcher, LiveRequest
+from workers.gateway.errors import from_failure
+from workers.gateway.logprobs import Logprobs
+from workers.gateway.text import AnswerText
+from workers.policy import NoRoute
+from workers.roles.worker import RequestFailed
+from workers.wire.frames import WireError
+from workers.wire.messages import SamplingSpec
+
+
+class Choice:
+    """One prompt on its way to one answer. `live` is there from the moment its turn has come.
+
+    `annotate` gets the request when it is live; `answered` the whole text and its ids when it has ended by itself.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        prompt: list[int],
+        sampling: SamplingSpec,
+        ticket: Ticket,
+        text: AnswerText,
+        logprobs: Logprobs,
+        echoed: str = "",
+        annotate: Callable[[LiveRequest], None] = lambda _: None,
+        answered: Callable[[str, list[int]], None] = lambda _text, _ids: None,
+    ) -> None:
+        self.index = index
+        self.prompt = prompt
+        self.logprobs = logprobs
+        self.live: LiveRequest | None = None
+        self._sampling = sampling
+        self._ticket = ticket
+        self._text = text
+        self._echoed = echoed
+        self._annotate = annotate
+        self._answered = answered
+        self._arrived_ns = time.monotonic_ns()
+        self._arrived = time.time()
+
+    @property
+    def completion_tokens(self) -> int:
+        return len(self.live.log.token_ns) if self.live is not None else 0
+
+    @property
+    def cached_tokens(self) -> int:
+        return self.live.log.cached_tokens if self.live is not None else 0
+
+    def close(self, dispatcher: Dispatcher) -> None:
+        """Give the place back and stop the request, if that has not happened yet."""
+        self._ticket.release()
+        if self.live is not None:
+            dispatcher.cancel(self.live, "the client has gone")
+
+    async def pieces(self, dispatcher: Dispatcher, prefix: str) -> AsyncGenerator[Piece, None]:
+        """The answer's pieces. Raises ApiError. Closing it cancels the request."""
+        try:
+            await self._ticket.admitted()
+            live = self._submit(dispatcher, prefix)
+            async with aclosing(self._taken(dispatcher, live)) as pieces:
+                async for piece in pieces:
+                    yield piece
+        finally:
+            self._ticket.release()
+
+    def _submit(self, dispatcher: Dispatcher, prefix: str) -> LiveRequest:
+        try:
+            live = dispatcher.submit(self.prompt, self._sampling, prefix)
+        except (NoRoute, WireError) as error:
+            raise from_failure(error.name, str(error)) from None
+        live.log.gateway_queue_ns = live.log.start_ns - self._arrived_ns
+        live.log.start_ns, live.log.start_time = self._arrived_ns, self._arrived  # what the client has waited since
+        self.live = live
+        self._annotate(live)
+        return live
+
+    async def _taken(self, dispatcher: Dispatcher, live: LiveRequest) -> AsyncGenerator[Piece, None]:
+        text, first = self._text, True
+        whole, ids = [], list[int]()
+        async with aclosing(dispatcher.tokens(live)) as answer:
+            try:
+                async for tokens in answer:
+                    finish_reason = tokens[-1].finish_reason
+                    out = "".join([text.push(token.token_id) for token in tokens])
+                    if finish_reason is not None:
+                        out += text.flush()
+                    whole.append(out)
+                    ids += [token.token_id for token in tokens]
+                    if text.stopped:
+                        finish_reason = "stop"
+                        dispatcher.cancel(live, "stop string", finish_reason="stop")
+                    if finish_reason is not None:
+                        self._answered("".join(whole), ids)
+                    shown = self._echoed + out if first else out
+                    record = live.log.record() if finish_reason is not None else None
+                    yield Piece(self.index, shown, tokens, first, finish_reason, self.logprobs.piece(tokens), record)
+                    first = False
+                    if finish_reason is not None:
+                        return
+            except RequestFailed as failure:
+                raise from_failure(failure.name, str(failure)) from None
+
+
+async def side_by_side(streams: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenerator[Piece, None]:
+    """The pieces of all choices as they come. One that fails ends all; closing closes all.
+
+    A slow reader holds every choice back: at most one piece of each waits here.
+    """
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as only:
+            async for piece in only:
+                yield piece
+        return
+    ready: asyncio.Queue[Piece | Exception | None] = asyncio.Queue(maxsize=1)
+
+    async def pump(stream: AsyncGenerator[Piece, None]) -> None:
+        end: Exception | None = None
+        async with aclosing(stream):
+            try:
+                async for piece in stream:
+                    await ready.put(piece)
+            except Exception as error:  # whatever it is: the reader must not wait for this choice for ever
+                end = error
+        await ready.put(end)
+
+    pumps = [asyncio.create_task(pump(stream)) for stream in streams]
+    try:
+        left = len(pumps)
+        while left:
+            item = await ready.get()
+            if item is None:
+                left -= 1
+            elif isinstance(item, Exception):
+                raise item
+            else:
+                yield item
+    finally:
+        for task in pumps:
+            task.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
