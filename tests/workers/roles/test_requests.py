@@ -140,30 +140,54 @@ def test_the_other_pipelines_answer_the_same(tiny: LoadedModel, tmp_path: Path, 
 
 def test_a_prompt_that_no_worker_has_blocks_for_is_refused_by_name(tiny: LoadedModel, tmp_path: Path) -> None:
     async def test() -> None:
-        block_bytes = 16 * 2048
-        extra = {"rld0": {"PDDBED_KV_BYTES": str(8 * block_bytes)}}
-        async with SlowWan(tiny, tmp_path, None, extra=extra) as lab:
+        async with SlowWan(tiny, tmp_path, None, kv_bytes=8 * 16 * 2048) as lab:
             response = await lab.http.post("/v1/completions", json={"prompt": prompt_of(500), "temperature": 0})
             assert response.status_code == 503
             error = response.json()["error"]
             assert error["code"] == "out_of_kv_blocks"
-            assert "rld0: 32 KV blocks of 16 tokens needed, 8 of 8 free" in error["message"]
+            for name in ("p0", "rld0", "md0"):
+                assert f"{name}: 32 KV blocks of 16 tokens needed, 8 of 8 free" in error["message"]
             await lab.check_released()
             await lab.complete(prompt_of(50), 8)
 
     run(test())
 
 
-def test_corrupted_kv_is_an_error_and_never_an_answer(tiny: LoadedModel, tmp_path: Path) -> None:
+@pytest.mark.parametrize("small", ["rld0", "md0"])
+def test_a_decode_worker_without_room_leaves_the_answer_to_the_other(
+    tiny: LoadedModel, tmp_path: Path, small: str
+) -> None:
+    prompt = prompt_of(500)
+    expected = generate(tiny, prompt, Sampling(max_tokens=40))
+
+    async def test() -> None:
+        extra = {small: {"PDDBED_KV_BYTES": str(8 * 16 * 2048)}}
+        async with SlowWan(tiny, tmp_path, None, extra=extra) as lab:
+            answer = await lab.complete(prompt, 40)
+            assert answer["pdd"]["token_ids"] == expected
+            assert set(answer["pdd"]["instances"]) == {"rld0", "md0"} - {small}
+            (loss,) = answer["pdd"]["record"]["pdd_recovery"]
+            assert (loss["lost"], loss["error"], loss["how"]) == (small, "out_of_kv_blocks", "goes-on")
+            await lab.check_released()
+
+    run(test())
+
+
+@pytest.mark.parametrize("way", ["wan", "fabric"])
+def test_corrupted_kv_is_never_an_answer(tiny: LoadedModel, tmp_path: Path, way: str) -> None:
+    prompt = prompt_of(500)
+    expected = generate(tiny, prompt, Sampling(max_tokens=100))
+    spoilt, other = ("md0", "rld0") if way == "wan" else ("rld0", "md0")
+
     async def test() -> None:
         async with SlowWan(tiny, tmp_path, None, serving={"kv_pool": {"connections": 1}}) as lab:
-            lab.wan.spoil_at = 300_000
-            response = await lab.http.post(
-                "/v1/completions", json={"prompt": prompt_of(500), "max_tokens": 2000, "temperature": 0}
-            )
-            assert response.status_code == 502
-            assert response.json()["error"]["code"] == "kv_corrupt"
-            lab.wan.spoil_at = None
+            getattr(lab, way).spoil_at = 300_000
+            answer = await lab.complete(prompt, 100)
+            assert answer["pdd"]["token_ids"] == expected
+            assert set(answer["pdd"]["instances"]) == {other}
+            losses = answer["pdd"]["record"]["pdd_recovery"]
+            assert [(loss["lost"], loss["error"]) for loss in losses] == [(spoilt, "kv_corrupt")]
+            getattr(lab, way).spoil_at = None
             await lab.check_released()
 
     run(test())
