@@ -121,7 +121,7 @@ def test_during_relay_decode(tiny: LoadedModel, tmp_path: Path) -> None:
 
 def test_during_the_hand_over(tiny: LoadedModel, tmp_path: Path) -> None:
     async def test() -> None:
-        async with SlowWan(tiny, tmp_path, 2e6) as lab:
+        async with SlowWan(tiny, tmp_path, 2e6, serving={"handoff": "one-shot"}) as lab:
             lab.ids.pause()
             await leave_when(lab, "hand-over", prompt_of(100), True)
 
