@@ -33,6 +33,7 @@ class Serving:
     end_on_rld: bool = False
     block_size: int = 16
     kv_connections: int = 8
+    kv_warm: bool = True
     kv_send: str = "after-prefill"
     max_running: int = 256
     max_waiting: int = 1024
@@ -205,6 +206,7 @@ class _Reader:
             end_on_rld=fields.get("end_on_rld", defaults.end_on_rld),
             block_size=fields.get("block_size", defaults.block_size),
             kv_connections=(pool or {}).get("connections", defaults.kv_connections),
+            kv_warm=(pool or {}).get("warm", defaults.kv_warm),
             kv_send=str(fields.get("kv_send", defaults.kv_send)),
             kv_chunk=fields.get("kv_chunk", defaults.kv_chunk),
             max_running=fields.get("max_running", defaults.max_running),
@@ -233,6 +235,8 @@ class _Reader:
                 )
         if not isinstance(serving.end_on_rld, bool):
             self._problems.append(f"serving.end_on_rld is {serving.end_on_rld!r}; it must be true or false")
+        if not isinstance(serving.kv_warm, bool):
+            self._problems.append(f"serving.kv_pool.warm is {serving.kv_warm!r}; it must be true or false")
         threshold = serving.relay_threshold
         if not isinstance(threshold, int | float) or not 0 <= threshold <= 1:
             self._problems.append(f"serving.relay_threshold is {threshold!r}; it must be a share from 0 to 1")

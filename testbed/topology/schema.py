@@ -169,6 +169,7 @@ class KvPool(Section):
     """Warm connections for KV between each pair of workers."""
 
     connections: Annotated[int, whole(1, 256)] = 8
+    warm: Flag = Field(default=True, description="Open the connections' TCP windows with padding when they are new.")
 
 
 class Serving(Section):

@@ -81,6 +81,7 @@ class Worker(Answers):
             receiver,
             environment.serving.kv_connections,
             tails=environment.serving.handoff == "kv",
+            warm_kv=environment.serving.kv_warm,
         )
         self.notices = Notices(self.peers, environment.role)
         self.cache = BlockCache(

@@ -5,7 +5,7 @@ import contextlib
 import os
 import secrets
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -113,6 +113,15 @@ class Connection:
             self.close(str(error))
             raise
         self._body_left = 0
+
+    @contextlib.contextmanager
+    def little_unsent(self, size: int) -> Iterator[None]:
+        """Let the kernel take at most `size` bytes ahead of what it may send: what follows waits for no more."""
+        self._stream.limit_unsent(size)
+        try:
+            yield
+        finally:
+            self._stream.limit_unsent(0)
 
     async def drained(self, answer: "asyncio.Future[Any]") -> None:
         """Wait for the peer's answer to what was sent, as long as the kernel still gets rid of bytes towards it.

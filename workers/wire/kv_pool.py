@@ -11,6 +11,7 @@ from workers.wire.deadlines import SHORT_LIFE_S, Path
 from workers.wire.frames import FrameError, Kind, WireError
 from workers.wire.messages import KvReceived, KvRefused
 from workers.wire.stream import ConnectionLost
+from workers.wire.warming import pad, warm_up_for
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +27,7 @@ class KvChannel:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
+        self.lent = False
         self._answers: dict[str, asyncio.Future[KvReceived | KvRefused]] = {}
 
     async def listen(self) -> None:
@@ -70,6 +72,8 @@ class KvPool:
         path: Path,
         dial: Callable[[], Awaitable[Connection]],
         on_change: Callable[[], None] = lambda: None,
+        *,
+        warm: bool = False,
     ) -> None:
         self.peer = peer
         self.size = size
@@ -80,6 +84,8 @@ class KvPool:
         self._tasks: list[asyncio.Task[None]] = []
         self._error = "not tried yet"
         self._on_change = on_change
+        self._warm_up = warm_up_for(path, size) if warm else None
+        self._widest: KvChannel | None = None
         self.up = 0
 
     @property
@@ -121,7 +127,11 @@ class KvPool:
 
     def take_idle(self) -> KvChannel | None:
         """A free connection, if one is and nobody was here before: the last one used, whose TCP window is widest."""
-        return self._idle.pop() if self._idle and not self._waiters else None
+        if not self._idle or self._waiters:
+            return None
+        channel = self._idle.pop()
+        channel.lent = True
+        return channel
 
     def release(self, channel: KvChannel) -> None:
         """Lend the connection to the longest waiter; a broken one is forgotten (its task dials anew)."""
@@ -130,8 +140,10 @@ class KvPool:
         while self._waiters:
             future = self._waiters.popleft()
             if not future.done():
+                channel.lent = True
                 future.set_result(channel)
                 return
+        channel.lent = False
         self._idle.append(channel)
 
     def _give_up(self, future: "asyncio.Future[KvChannel]") -> None:
@@ -168,15 +180,33 @@ class KvPool:
     async def _lend(self, channel: KvChannel) -> None:
         self._count(+1)
         self.release(channel)
+        warming = asyncio.create_task(self._warm(channel)) if self._warm_up is not None else None
         try:
             await channel.listen()
         except WireError as error:
             self._error = str(error)
         finally:
+            if warming is not None:
+                warming.cancel()
+            if channel is self._widest:
+                self._widest = None
             channel.connection.close("no longer needed")
             self._count(-1)
             with contextlib.suppress(ValueError):
                 self._idle.remove(channel)
+
+    async def _warm(self, channel: KvChannel) -> None:
+        """Open the window of a new connection while nobody wants it: see `warming`."""
+        plan = self._warm_up
+        assert plan is not None
+        with contextlib.suppress(WireError):
+            sent = await pad(channel.connection, plan.share_bytes, plan.deadline_s, lambda: channel.lent)
+            if self._widest is not None or channel.lent:
+                return
+            self._widest = channel
+            self._idle.remove(channel)
+            self._idle.append(channel)
+            await pad(channel.connection, plan.whole_bytes - sent, plan.deadline_s, lambda: channel.lent)
 
     def _count(self, change: int) -> None:
         self.up += change

@@ -75,6 +75,7 @@ class Peers:
         kv_connections: int,
         *,
         tails: bool = False,
+        warm_kv: bool = False,
     ) -> None:
         self.local = local
         self._role = local.facts.role
@@ -87,7 +88,9 @@ class Peers:
         self._tasks: set[asyncio.Task[None]] = set()
         self._listener: socket.socket | None = None
         self.pools = {
-            peer.name: KvPool(peer.name, kv_connections, peer.path, partial(self._dial, peer, "kv"), handler.on_change)
+            peer.name: KvPool(
+                peer.name, kv_connections, peer.path, partial(self._dial, peer, "kv"), handler.on_change, warm=warm_kv
+            )
             for peer in self.known.values()
             if (self._role, peer.role) in KV_FLOWS or (tails and (self._role, peer.role) == TAIL_FLOW)
         }

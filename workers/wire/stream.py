@@ -147,6 +147,11 @@ class Stream:
         queued = fcntl.ioctl(self._fd, termios.TIOCOUTQ, b"\0\0\0\0")
         return int.from_bytes(queued, sys.byteorder)
 
+    def limit_unsent(self, size: int) -> None:
+        """How many bytes the kernel takes beyond what it may put on the network; 0: as its own default is."""
+        if self.close_reason is None:
+            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, size)
+
     def rebase(self, path: Path) -> None:
         """Derive deadlines from `path` from now on."""
         self._path = path

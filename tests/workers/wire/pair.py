@@ -117,7 +117,9 @@ class End:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self.listener.getsockname()[1]
 
-    def connect(self, *others: "End", connections: int = 2, path: Path | None = None, **ports: int) -> Self:
+    def connect(
+        self, *others: "End", connections: int = 2, path: Path | None = None, warm_kv: bool = False, **ports: int
+    ) -> Self:
         """Make this end's connections; `ports` overrides where a peer is looked for."""
         peers = [
             Peer(
@@ -130,7 +132,7 @@ class End:
             )
             for other in others
         ]
-        self.peers = Peers(self.local, peers, self, self, connections)
+        self.peers = Peers(self.local, peers, self, self, connections, warm_kv=warm_kv)
         return self
 
     async def __aenter__(self) -> Self:
@@ -162,14 +164,26 @@ class End:
 class Wan:
     """p0 and md0 with a relay between them; `connections` KV connections."""
 
-    def __init__(self, connections: int = 2, blocks: int = 64) -> None:
+    def __init__(
+        self,
+        connections: int = 2,
+        blocks: int = 64,
+        path: Path | None = None,
+        warm_kv: bool = False,
+        rate_bytes_per_s: float | None = None,
+    ) -> None:
         self.p0, self.md0 = End("p0", "prefill"), End("md0", "main-decode", blocks=blocks)
         self.relay = Relay(self.md0.port)
+        self.relay.rate_bytes_per_s = rate_bytes_per_s
         self._connections = connections
+        self._path = path
+        self._warm_kv = warm_kv
 
     async def __aenter__(self) -> "Wan":
         await self.relay.__aenter__()
-        self.p0.connect(self.md0, connections=self._connections, md0=self.relay.port)
+        self.p0.connect(
+            self.md0, connections=self._connections, path=self._path, warm_kv=self._warm_kv, md0=self.relay.port
+        )
         self.md0.connect(self.p0)
         await self.md0.__aenter__()
         await self.p0.__aenter__()

@@ -36,6 +36,7 @@ def all_messages() -> list[type[Message]]:
 @given(kinds, st.binary(max_size=4096), st.integers(0, 1 << 20))
 def test_what_was_packed_is_parsed(kind: Kind, message: bytes, body_bytes: int) -> None:
     body_bytes = min(body_bytes, LIMITS[kind].body)
+    message = message[: LIMITS[kind].message]
     packed = pack(kind, message, body_bytes)
     header = parse_header(packed[: HEADER.size])
     assert (header.kind, header.message_bytes, header.body_bytes) == (kind, len(message), body_bytes)

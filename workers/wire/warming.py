@@ -1,0 +1,59 @@
+"""Opening the TCP windows of idle KV connections with padding, so that the first transfers find them open.
+
+A new connection starts with ten segments in flight and doubles them each round trip: the first 2 MB at 400 Mbit/s and
+40 ms take 350 ms, later ones 75. Each connection of a pool is padded up to its share of the path's bandwidth-delay
+product, which is what transfers on all of them at once need, and then one, which is taken first, up to the whole of it,
+which is what a transfer alone needs. That is less than two products of padding in all, and at no moment more in flight
+than the path holds.
+
+Policy (`warm_up_for`) and sending (`pad`); which connection, and when, is the pool's business.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from workers.wire.connection import Connection
+from workers.wire.deadlines import Path
+from workers.wire.messages import Padding
+
+PADDING_BYTES = 16 << 10  # of a frame, and unsent in the kernel: a transfer never waits for more than that
+UNKNOWN_RATE_BDP_BYTES = 4 << 20
+MOST_BYTES = 256 << 20
+SHORTEST_RTT_NS = 1_000_000  # below that a window opens within a few ms by itself
+
+_ZEROS = memoryview(bytes(PADDING_BYTES))
+
+
+@dataclass(frozen=True, slots=True)
+class WarmUp:
+    """How many bytes of padding a pool's connections are worth: each of them, and one of them in all."""
+
+    share_bytes: int
+    whole_bytes: int
+    deadline_s: float  # for each of the two: on a lossy path the window may never open so far
+
+
+def warm_up_for(path: Path, connections: int) -> WarmUp | None:
+    """None where there is nothing to warm: within a datacenter."""
+    if path.rtt_ns < SHORTEST_RTT_NS:
+        return None
+    bdp = UNKNOWN_RATE_BDP_BYTES if path.rate_bps is None else path.rate_bps * path.rtt_ns // (8 * 10**9)
+    whole = min(bdp, MOST_BYTES)
+    return WarmUp(whole // connections, whole, 1.0 + 24 * path.rtt_s)
+
+
+async def pad(connection: Connection, size: int, deadline_s: float, stop: Callable[[], bool]) -> int:
+    """Send `size` bytes of padding unless `stop` says that the connection is wanted for something better.
+
+    Returns how many were sent. Raises WireError when the connection breaks.
+    """
+    loop = asyncio.get_running_loop()
+    end = loop.time() + deadline_s
+    sent = 0
+    with connection.little_unsent(PADDING_BYTES):
+        while sent < size and not stop() and loop.time() < end:
+            count = min(PADDING_BYTES, size - sent)
+            await connection.send(Padding(), [_ZEROS[:count]])
+            sent += count
+    return sent
