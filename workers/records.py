@@ -121,17 +121,34 @@ class RequestLog:
         return next((span for span in transfers if span.peer == peer), None)
 
     def _handoff(self) -> dict[str, Any]:
-        wait, extend = self.find("hand-over"), self.find("extend")
-        switch = next((i for i in range(1, len(self.instances)) if self.instances[i] != self.instances[i - 1]), None)
+        wait, extend, stop = self.find("hand-over"), self.find("extend"), self.find("relay-stop")
+        ids, kv, hold = self.find("relay-ids"), self.find("relay-kv"), self.find("relay-hold")
         return {
-            "pdd_handoff_mode": self.handoff if wait else None,
+            "pdd_handoff_mode": stop.mode if stop else None,
+            "pdd_handoff_reason": stop.reason if stop else None,
             # main decode ready -> its first token
             "pdd_handoff_ms": (extend.end_ns - wait.start_ns) / NS_PER_MS if wait and extend else None,
-            # what the client sees: the gap between the relay's last and main decode's first token
-            "pdd_handoff_pause_ms": (self.token_ns[switch] - self.token_ns[switch - 1]) / NS_PER_MS if switch else None,
+            "pdd_handoff_pause_ms": self._pause_ms(),
+            "pdd_handoff_rounds": wait.rounds if wait else None,
+            "pdd_handoff_recomputed": extend.tokens if extend else None,
+            # what the relay sent main decode of the answer: whole frames of ids, bytes of KV
+            "pdd_handoff_id_bytes": ids.bytes if ids else None,
+            "pdd_handoff_kv_bytes": kv.bytes if kv else 0 if ids else None,
+            # how long the relay held the request's memory
+            "pdd_rld_hold_ms": (hold.end_ns - hold.start_ns) / NS_PER_MS if hold else None,
             "pdd_rld_tokens": self._tokens_of("relay-decode"),
             "pdd_md_tokens": self._tokens_of("main-decode"),
         }
+
+    def _pause_ms(self) -> float | None:
+        """What the client sees: the gap before a main decode's token that follows a relay's, the longest of several."""
+        roles = [self.roles.get(instance) for instance in self.instances]
+        pauses = [
+            self.token_ns[i] - self.token_ns[i - 1]
+            for i in range(1, len(roles))
+            if roles[i - 1] == "relay-decode" and roles[i] == "main-decode"
+        ]
+        return max(pauses) / NS_PER_MS if pauses else None
 
     def _tokens_of(self, role: str) -> int:
         return sum(self.roles.get(instance) == role for instance in self.instances)
@@ -150,7 +167,7 @@ def span_row(instance: str, span: Span) -> dict[str, Any]:
         "start_ns": span.start_ns,
         "end_ns": span.end_ns,
     }
-    for detail in ("peer", "bytes", "tokens", "cached", "queue_ns", "chunks", "waited_ns"):
+    for detail in ("peer", "bytes", "tokens", "cached", "queue_ns", "chunks", "waited_ns", "rounds", "mode", "reason"):
         if value := getattr(span, detail):
             row[detail] = value
     return row

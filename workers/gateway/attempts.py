@@ -35,9 +35,18 @@ class Attempt:
         """Workers that will do nothing more for it, and why."""
         self.unheard = False
         """Main decode took over from the gateway's ids while the relay may go on."""
+        self.overtaken = False
+        """Main decode's tokens come before the relay's."""
 
     def works(self, worker: str | None) -> bool:
         return worker in self.unsettled and worker not in self.gone
+
+    def overtaken_by(self, worker: str, handoff: str) -> bool:
+        """Whether a token of `worker` is the first that shows it ahead of the relay, both decoding. Once."""
+        if handoff != "overlap" or self.overtaken or worker != self.spec.main or not self.works(self.spec.relay):
+            return False
+        self.overtaken = True
+        return True
 
     @property
     def decoders(self) -> list[str]:
@@ -84,6 +93,11 @@ class LiveRequest:
     def unsettled(self) -> set[str]:
         """Workers that may still hold something of any attempt."""
         return set().union(*(attempt.unsettled for attempt in self.attempts))
+
+    @property
+    def ended_on_relay(self) -> bool:
+        """The last token so far is a relay's."""
+        return bool(self.log.instances) and self.log.roles.get(self.log.instances[-1]) == "relay-decode"
 
     def answered_in(self, attempt: Attempt) -> list[int]:
         """The part of the answer behind an attempt's own prompt."""

@@ -28,6 +28,7 @@ from workers.wire.messages import (
     RequestSpec,
     SamplingSpec,
     Status,
+    StopRelay,
     Tokens,
     Undelivered,
     Unheard,
@@ -189,6 +190,8 @@ class Dispatcher(Recovery):
         if attempt.unheard and peer == attempt.spec.main and relay is not None and attempt.works(relay):
             # both decode, and main decode is ahead now
             self.peers.post_if_up(relay, Cancel(request=attempt.spec.id, reason=f"{peer} has taken over"))
+        elif attempt.overtaken_by(peer, self.environment.serving.handoff) and relay is not None:
+            self.peers.post_if_up(relay, StopRelay(request=attempt.spec.id))
 
     def _done(self, request: LiveRequest, attempt: Attempt, worker: str) -> None:
         attempt.unsettled.discard(worker)
@@ -223,6 +226,8 @@ class Dispatcher(Recovery):
         if request.stranded is not None:
             request.stranded.cancel()
             request.stranded = None
+        if finish_reason is not None and self.environment.serving.end_on_rld and request.ended_on_relay:
+            self.cancel_workers(request, "the answer ended on the relay")
         # Workers may still be busy with it (KV on its way to main decode): their reports complete the record.
         if not request.unsettled:
             self._settle(request)

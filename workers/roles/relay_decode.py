@@ -123,6 +123,8 @@ class RelayDecodeWorker(DecodeWorker):
         main, sequence = active.spec.main, active.sequence
         if main is None or active.main_lost:
             return False
+        if finish is not None and self.environment.serving.end_on_rld:
+            return True
         computed = sequence.computed - sequence.prompt_len
         tail = computed if active.mode == "kv" and finish is None and main in self.peers.pools else 0
         if not self._send_ids(active, stopped_ns, finish, tail):
