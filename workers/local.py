@@ -22,6 +22,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import psutil
+
 from workers.environment import read_environment
 from workers.gateway.server import Gateway
 from workers.models import LoadedModel
@@ -167,6 +169,7 @@ class LocalCluster:
         self._api = api
         self._server: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
+        self._plan: _Plan | None = None
 
     def __enter__(self) -> Self:
         try:
@@ -184,6 +187,15 @@ class LocalCluster:
     def log(self, name: str) -> Path:
         return self.directory / f"{name}.log"
 
+    def port(self, name: str) -> int:
+        """Where a host listens, or will: known before anything is started."""
+        return self._planned().port(name)
+
+    def _planned(self) -> _Plan:
+        if self._plan is None:
+            self._plan = _Plan(self.layout, self.records, self._api)
+        return self._plan
+
     def close(self) -> None:
         """End every process of this cluster."""
         if self._control is not None:
@@ -197,12 +209,23 @@ class LocalCluster:
                 self._server.wait()
             self._server = None
 
+    def kill(self, name: str) -> None:
+        """SIGKILL one process; returns when it is gone."""
+        process = psutil.Process(self.pids[name])
+        process.kill()
+        psutil.wait_procs([process], STOP_S)
+
+    def restart(self, name: str) -> None:
+        """Start a process that has ended anew, with the same address and environment. Raises ClusterError."""
+        self._planned().sockets[name] = socket.create_server(("127.0.0.1", self.port(name)), backlog=512)
+        ready = self._begin(name)
+        self._await_ready(name, ready)
+
     def _start(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
-        plan = _Plan(self.layout, self.records, self._api)
         gateway = next(name for name, role, _ in self.layout.hosts if role == "gateway")
         host = self._api[0]
-        self.base_url = f"http://{host}:{plan.port(gateway)}"
+        self.base_url = f"http://{host}:{self.port(gateway)}"
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.settimeout(START_S)
         environment = {
@@ -221,19 +244,27 @@ class LocalCluster:
         answer = self._receive()
         if not answer.get("ready"):
             raise ClusterError(str(answer.get("message", answer)))
-        ready: dict[str, socket.socket] = {}
-        for name, role, _ in self.layout.hosts:
-            ready[name], remote = socket.socketpair()
-            ready[name].settimeout(START_S)
-            with remote:
-                variable = "PDDBED_API_FD" if role == "gateway" else "PDDBED_LISTEN_FD"
-                self._spawn(name, plan.environment(name), {variable: plan.sockets[name], "PDDBED_READY_FD": remote})
-            plan.sockets[name].close()
+        ready = {name: self._begin(name) for name, _, _ in self.layout.hosts}
         for name, waiting in ready.items():
-            with waiting:
-                if waiting.recv(16) != b"ready\n":
-                    tail = self.log(name).read_text(errors="replace")[-2000:]
-                    raise ClusterError(f"{name} did not start; its log ends with:\n{tail}")
+            self._await_ready(name, waiting)
+
+    def _begin(self, name: str) -> socket.socket:
+        """Start one process on its planned socket; what it says when it is ready comes on the socket returned."""
+        plan = self._planned()
+        role = next(role for host, role, _ in self.layout.hosts if host == name)
+        variable = "PDDBED_API_FD" if role == "gateway" else "PDDBED_LISTEN_FD"
+        ready, remote = socket.socketpair()
+        ready.settimeout(START_S)
+        listener = plan.sockets[name]
+        with remote, listener:
+            self._spawn(name, plan.environment(name), {variable: listener, "PDDBED_READY_FD": remote})
+        return ready
+
+    def _await_ready(self, name: str, ready: socket.socket) -> None:
+        with ready:
+            if ready.recv(16) != b"ready\n":
+                tail = self.log(name).read_text(errors="replace")[-2000:]
+                raise ClusterError(f"{name} did not start; its log ends with:\n{tail}")
 
     def _spawn(self, name: str, environment: dict[str, str], sockets: dict[str, socket.socket]) -> None:
         assert self._control is not None
@@ -247,6 +278,8 @@ class LocalCluster:
         fds = array.array("i", [sock.fileno() for sock in sockets.values()])
         self._control.sendmsg([json.dumps(request).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
         answer = self._receive()
+        while answer.get("op") == "exited":  # of an earlier process
+            answer = self._receive()
         if answer.get("op") != "spawned":
             raise ClusterError(f"{name} was not started: {answer.get('message', answer)}")
         self.pids[name] = answer["pid"]
