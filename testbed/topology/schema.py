@@ -160,7 +160,7 @@ class Datacenter(Section):
 class Model(Section):
     """The model that every worker loads."""
 
-    name: Line = Field(default="tiny", description="tiny, smollm2-135m, or a path (a checkpoint directory or .gguf).")
+    name: Line = Field(default="tiny", description="tiny, tiny-mla, smollm2-135m, or a path (a checkpoint directory or .gguf).")
     seed: Annotated[int, whole(0, 2**32 - 1)] = Field(default=0, description="Of random weights.")
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
 

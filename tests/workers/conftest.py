@@ -19,6 +19,11 @@ def tiny() -> LoadedModel:
 
 
 @pytest.fixture(scope="session")
+def tiny_mla() -> LoadedModel:
+    return load_model(ModelSpec("tiny-mla"))
+
+
+@pytest.fixture(scope="session")
 def smollm2() -> LoadedModel:
     fetch(FETCHABLE["smollm2-135m"])
     return load_model(ModelSpec("smollm2-135m"))

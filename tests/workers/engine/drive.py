@@ -9,6 +9,7 @@ import torch
 
 from workers.engine import BlockPool, Chunk, Engine, Sampling, Sequence
 from workers.models import LoadedModel
+from workers.models.catalogue import BUILT_IN
 
 LENGTHS = [1, 15, 16, 17, 500]
 
@@ -32,7 +33,7 @@ TEXT = (
 
 def prompt(loaded: LoadedModel, length: int) -> list[int]:
     """`length` tokens: printable noise for the byte model, prose for a trained one."""
-    if loaded.config.name == "tiny":
+    if loaded.config.name in BUILT_IN:
         source = random.Random(length)
         return [source.randint(ord(" "), ord("~")) for _ in range(length)]
     ids = loaded.tokenizer.encode(TEXT + " " + TEXT)
@@ -78,7 +79,7 @@ class Stand:
         return sequence.tokens[sequence.prompt_len :]
 
     def kv(self, sequence: Sequence, tokens: int) -> torch.Tensor:
-        """KV of the first `tokens` tokens, `[tokens, layers, 2, kv_heads, head_dim]`."""
+        """KV of the first `tokens` tokens, `[tokens, *kv_shape]`."""
         return self.pool.storage[sequence.blocks].flatten(0, 1)[:tokens]
 
     def check(self) -> None:
@@ -86,6 +87,7 @@ class Stand:
 
 
 def relative_difference(kv: torch.Tensor, reference: torch.Tensor) -> float:
-    """Largest difference of two KV tensors, as a share of the largest key magnitude of the reference."""
+    """Largest difference of two KV tensors, as a share of the largest key magnitude (or latent) of the reference."""
     assert kv.shape == reference.shape
-    return float((kv - reference).abs().max() / reference[:, :, 0].abs().max())
+    keys = reference if reference.ndim == 3 else reference[:, :, 0]
+    return float((kv - reference).abs().max() / keys.abs().max())

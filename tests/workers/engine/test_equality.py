@@ -7,12 +7,13 @@ import pytest
 from tests.workers.engine.drive import LENGTHS, Stand, prompt, relative_difference
 from workers.engine import Sampling, generate
 from workers.models import LoadedModel
+from workers.models.catalogue import BUILT_IN
 
 KV_TOLERANCE = 1e-5
 ANSWER = 16
 
 
-MODELS = ["tiny", "smollm2"]
+MODELS = ["tiny", "tiny_mla", "smollm2"]
 EVERY = list(product(MODELS, LENGTHS))
 
 
@@ -46,7 +47,7 @@ def assert_same(loaded: LoadedModel, length: int, stand: Stand) -> None:
     assert difference <= KV_TOLERANCE
 
 
-@pytest.mark.parametrize(("loaded", "length"), EVERY[: len(LENGTHS) + 1], indirect=["loaded"])
+@pytest.mark.parametrize(("loaded", "length"), EVERY[: 2 * len(LENGTHS) + 1], indirect=["loaded"])
 def test_generate_is_the_same_as_stepping_by_hand(loaded: LoadedModel, length: int) -> None:
     sampling = Sampling(max_tokens=ANSWER, ignore_eos=True)
     assert generate(loaded, prompt(loaded, length), sampling) == control(loaded, length)[1]
@@ -96,12 +97,13 @@ def test_extending_known_answer_tokens_equals_having_decoded_them(loaded: Loaded
 @pytest.mark.parametrize("loaded", MODELS, indirect=True)
 def test_a_sequence_in_a_batch_of_sixteen_answers_as_it_does_alone(loaded: LoadedModel) -> None:
     lengths = [*LENGTHS[:4], 33, 64, 100, 48, 2, 3, 31, 32, 80, 5, 77, 128]
-    answer = 40 if loaded.config.name == "tiny" else 8
+    builtin = loaded.config.name in BUILT_IN
+    answer = 40 if builtin else 8
     stand = Stand(loaded, num_blocks=200)
     sequences = [stand.admit(prompt(loaded, n), max_tokens=answer) for n in lengths]
     stand.finish(*sequences)
     sampling = Sampling(max_tokens=answer, ignore_eos=True)
-    for sequence in sequences[:: 1 if loaded.config.name == "tiny" else 4]:
+    for sequence in sequences[:: 1 if builtin else 4]:
         alone = generate(loaded, sequence.tokens[: sequence.prompt_len], sampling)
         assert stand.answer(sequence) == alone
 

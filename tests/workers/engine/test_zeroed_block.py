@@ -8,7 +8,7 @@ the blocks do not.
 import pytest
 
 from tests.workers.engine.drive import LENGTHS, Stand, prompt
-from workers.models import LoadedModel
+from workers.models import LoadedModel, ModelSpec, load_model
 
 
 def blocks_without_effect(loaded: LoadedModel, tokens: list[int], max_tokens: int) -> list[int]:
@@ -29,11 +29,9 @@ def blocks_without_effect(loaded: LoadedModel, tokens: list[int], max_tokens: in
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("seed", [0, 1])
-def test_every_block_of_tiny_matters(length: int, seed: int) -> None:
-    from workers.models import ModelSpec, load_model
-
-    loaded = load_model(ModelSpec("tiny", seed))
+@pytest.mark.parametrize(("name", "seed"), [("tiny", 0), ("tiny", 1), ("tiny-mla", 0), ("tiny-mla", 1)])
+def test_every_block_of_a_built_in_model_matters(name: str, length: int, seed: int) -> None:
+    loaded = load_model(ModelSpec(name, seed))
     assert blocks_without_effect(loaded, prompt(loaded, length), max_tokens=32) == []
 
 

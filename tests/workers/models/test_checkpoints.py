@@ -246,6 +246,16 @@ def test_a_configuration_we_cannot_compute_is_refused(change: dict[str, Any], me
         load_model(ModelSpec(str(tmp_path)))
 
 
+def test_a_mixture_of_experts_is_refused(tmp_path: Path) -> None:
+    save(DeepseekV3ForCausalLM(DeepseekV3Config(**SHAPE | LATENT | {"n_routed_experts": 8})), tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"first_k_dense_replace": 1}))
+    with pytest.raises(ModelError, match=r"mixture of experts .layers from 1 on. is not supported") as error:
+        load_model(ModelSpec(str(tmp_path)))
+    assert "\n" not in str(error.value)
+
+
 def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
