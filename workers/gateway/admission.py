@@ -33,6 +33,9 @@ class Overloaded(Exception):
         self.retry_after_s = retry_after_s
 
 
+_STOPPED = "the gateway is shutting down"
+
+
 class Draining(Overloaded):
     """The gateway finishes what it has begun and takes nothing new."""
 
@@ -46,18 +49,33 @@ class Ticket:
         self._admission = admission
         self._turn = asyncio.Event()
         self._released = False
+        self._abandoned = False
+        self.running = False
+        self.on_abandon: Callable[[], None] = lambda: None
+        """Called when the gateway will wait no longer for this running request."""
 
     async def admitted(self) -> None:
-        """Wait for one's turn."""
+        """Wait for one's turn. Raises Draining when it will not come."""
         await self._turn.wait()
+        if self._abandoned:
+            raise Draining(_STOPPED, RETRY_AFTER_S[0])
 
     def admit(self) -> None:
+        """Called by the admission."""
+        self.running = True
         self._turn.set()
+
+    def abandon(self) -> None:
+        """Called by the admission."""
+        self._abandoned = True
+        self._turn.set()
+        if self.running:
+            self.on_abandon()
 
     def release(self) -> None:
         if not self._released:
             self._released = True
-            self._admission.released(self, self._turn.is_set())
+            self._admission.released(self)
 
 
 class Admission:
@@ -65,7 +83,7 @@ class Admission:
 
     def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits = limits
-        self.running = 0
+        self._running: set[Ticket] = set()
         self.refused = 0
         self.draining = False
         self._waiting: deque[Ticket] = deque()
@@ -75,6 +93,10 @@ class Admission:
         self._idle.set()
 
     @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
     def waiting(self) -> int:
         return len(self._waiting)
 
@@ -82,7 +104,7 @@ class Admission:
         """Places for `count` requests, all or none. Raises Overloaded, Draining."""
         if self.draining:
             self.refused += count
-            raise Draining("the gateway is shutting down and takes no new requests", RETRY_AFTER_S[0])
+            raise Draining(f"{_STOPPED} and takes no new requests", RETRY_AFTER_S[0])
         free = max(0, self.limits.max_running - self.running) if not self._waiting else 0
         too_many = len(self._waiting) + count - free - self.limits.max_waiting
         if too_many > 0:
@@ -114,18 +136,24 @@ class Admission:
         """Wait until no request has a ticket."""
         await self._idle.wait()
 
-    def released(self, ticket: Ticket, was_running: bool) -> None:
+    def abandon(self) -> None:
+        """Wait no longer: neither for those that run nor for those that wait to."""
+        for ticket in [*self._running, *self._waiting]:
+            ticket.abandon()
+
+    def released(self, ticket: Ticket) -> None:
         """Called by tickets."""
-        if was_running:
-            self.running -= 1
+        if ticket in self._running:
+            self._running.remove(ticket)
             self._ends.append(self._clock())
         else:
             self._waiting.remove(ticket)
         self._admit()
-        if not self.running and not self._waiting:
+        if not self._running and not self._waiting:
             self._idle.set()
 
     def _admit(self) -> None:
         while self._waiting and self.running < self.limits.max_running:
-            self.running += 1
-            self._waiting.popleft().admit()
+            ticket = self._waiting.popleft()
+            self._running.add(ticket)
+            ticket.admit()

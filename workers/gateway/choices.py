@@ -5,10 +5,10 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
-from workers.gateway.admission import Ticket
+from workers.gateway.admission import Draining, Ticket
 from workers.gateway.answers import Piece
 from workers.gateway.dispatcher import Dispatcher, LiveRequest
-from workers.gateway.errors import from_failure
+from workers.gateway.errors import from_failure, refused
 from workers.gateway.logprobs import Logprobs
 from workers.gateway.text import AnswerText
 from workers.policy import NoRoute
@@ -65,8 +65,13 @@ class Choice:
     async def pieces(self, dispatcher: Dispatcher, prefix: str) -> AsyncGenerator[Piece, None]:
         """The answer's pieces. Raises ApiError. Closing it cancels the request."""
         try:
-            await self._ticket.admitted()
+            try:
+                await self._ticket.admitted()
+            except Draining as error:
+                raise refused(error) from None
             live = self._submit(dispatcher, prefix)
+            stopped = RequestFailed(Draining.name, "the gateway is shutting down and could not wait for the answer")
+            self._ticket.on_abandon = lambda: live.queue.put_nowait(stopped)
             async with aclosing(self._taken(dispatcher, live)) as pieces:
                 async for piece in pieces:
                     yield piece

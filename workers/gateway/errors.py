@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from workers.gateway.admission import Draining, Overloaded
+
 BAD_REQUEST = "invalid_request_error"
 SERVER_ERROR = "server_error"
 
@@ -9,6 +11,7 @@ SERVER_ERROR = "server_error"
 STATUS_OF_FAILURE = {
     "bad_request": 400,
     "no_worker": 503,
+    "draining": 503,
     "out_of_kv_blocks": 503,
     "peer_unreachable": 503,
     "worker_lost": 502,
@@ -57,3 +60,10 @@ def from_failure(name: str, message: str) -> ApiError:
     status = STATUS_OF_FAILURE.get(name, 500)
     kind = BAD_REQUEST if status == 400 else SERVER_ERROR
     return ApiError(status, message, kind=kind, code=name)
+
+
+def refused(error: Overloaded) -> ApiError:
+    """The API error of a request that there is no room for: 429, or 503 when there never will be."""
+    if isinstance(error, Draining):
+        return ApiError(503, str(error), kind=SERVER_ERROR, code=error.name, retry_after_s=error.retry_after_s)
+    return ApiError(429, str(error), kind="rate_limit_error", code=error.name, retry_after_s=error.retry_after_s)

@@ -10,13 +10,13 @@ from typing import Any
 import msgspec
 from fastapi import Request, Response
 
-from workers.gateway.admission import Admission, Draining, Overloaded
+from workers.gateway.admission import Admission, Overloaded
 from workers.gateway.answers import Answer, ChatAnswer, CompletionAnswer, Piece, WholeChoice, usage
 from workers.gateway.choices import Choice, side_by_side
 from workers.gateway.conversations import Conversations
 from workers.gateway.disconnect import EventStream, unless_gone
 from workers.gateway.dispatcher import Dispatcher, LiveRequest
-from workers.gateway.errors import SERVER_ERROR, ApiError
+from workers.gateway.errors import ApiError, refused
 from workers.gateway.logprobs import ChatLogprobs, CompletionLogprobs, Logprobs, NoLogprobs
 from workers.gateway.requests import MAX_CHOICES, ChatRequest, CompletionRequest, GenerationRequest
 from workers.gateway.text import AnswerText
@@ -163,14 +163,8 @@ class Generation:
         samplings = [_sampling(asked, self._allowed(prompt, max_tokens)) for prompt in prompts]
         try:
             tickets = self._admission.enter(each * len(prompts))
-        except Draining as error:
-            raise ApiError(
-                503, str(error), kind=SERVER_ERROR, code=error.name, retry_after_s=error.retry_after_s
-            ) from None
         except Overloaded as error:
-            raise ApiError(
-                429, str(error), kind="rate_limit_error", code=error.name, retry_after_s=error.retry_after_s
-            ) from None
+            raise refused(error) from None
         return [
             Choice(
                 index,

@@ -68,9 +68,12 @@ class Gateway:
         """Refuse new requests, let those under way end (at most `serving.drain`), close every connection."""
         self.admission.drain()
         if self._serving is not None:
-            with contextlib.suppress(TimeoutError):
+            try:
                 async with asyncio.timeout(self._drain_s):
                     await self.admission.idle()
+            except TimeoutError:
+                log.warning("%d requests were not finished within %.0f s", self.admission.running, self._drain_s)
+                self.admission.abandon()
             self._server.should_exit = True
             await asyncio.gather(self._serving, return_exceptions=True)
         await self.dispatcher.close()
