@@ -1,0 +1,98 @@
+"""The first KV transfer of a fresh lab, with its connections warmed and cold: 2 MB over 400 Mbit/s and 40 ms.
+
+    python -m benchmarks.warm_start [--rounds 5] [--out results/warm-start.json]
+
+Each round raises a lab of the built-in model, gives it a second, asks twice with prompts of 1,000 tokens that share
+nothing (2 MB of KV each, straight to main decode), and reads both transfers from the records. Cold and warm alternate.
+Run as root.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+PDDBED = [sys.executable, "-c", "from testbed.cli import main; main()"]
+TOKENS = 1000
+TOPOLOGY = """
+name: warm-start
+datacenters:
+  main:
+    subnet: 10.1.0.0/24
+    hosts: {{gw0: {{role: gateway}}, p0: {{role: prefill}}}}
+  remote:
+    subnet: 10.2.0.0/24
+    hosts: {{md0: {{role: main-decode}}}}
+wan: [{{name: wan0, between: [main, remote], rate: {rate}, rtt: {rtt}}}]
+serving: {{pipeline: cdc-pd, kv_pool: {{warm: {warm}}}}}
+"""
+
+
+def one_round(warm: bool, rate: str, rtt: str, settle_s: float) -> dict[str, float]:
+    """Transfer times (ms) of the first two requests, how long `up` took (s), and the padding sent (bytes)."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "warm-start.yaml"
+        file.write_text(TOPOLOGY.format(rate=rate, rtt=rtt, warm=str(warm).lower()))
+        began = time.monotonic()
+        up = [*PDDBED, "up", str(file), "--api", "auto", "--json"]
+        state = json.loads(subprocess.run(up, check=True, capture_output=True, text=True).stdout)
+        up_s = time.monotonic() - began
+        try:
+            time.sleep(settle_s)
+            transfers = [_ask(state["api"], seed)["pdd_kv_xfer_ms"] for seed in range(2)]
+            metrics = urllib.request.urlopen(f"{state['api']}/metrics", timeout=30).read().decode()
+        finally:
+            subprocess.run([*PDDBED, "down", "warm-start"], check=True, capture_output=True)
+    return {"first_ms": transfers[0], "second_ms": transfers[1], "up_s": up_s, "padding": _padding(metrics)}
+
+
+def _ask(api: str, seed: int) -> dict[str, Any]:
+    prompt = [32 + (seed * 7 + 31 * index + index * index) % 95 for index in range(TOKENS)]
+    body = json.dumps({"model": "tiny", "prompt": prompt, "max_tokens": 4, "temperature": 0}).encode()
+    request = urllib.request.Request(f"{api}/v1/completions", body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=120) as response:
+        record: dict[str, Any] = json.load(response)["pdd"]["record"]
+    return record
+
+
+def _padding(metrics: str) -> int:
+    lines = [line for line in metrics.splitlines() if 'class="padding"' in line and "sent" in line and "bytes" in line]
+    return int(sum(float(line.rpartition(" ")[2]) for line in lines))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.warm_start", description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rate", default="400mbit")
+    parser.add_argument("--rtt", default="40ms")
+    parser.add_argument("--settle", type=float, default=1.0, help="seconds between `up` and the first request")
+    parser.add_argument("--out", type=Path, help="write the figures as JSON, and the table beside it as .txt")
+    options = parser.parse_args()
+    rounds: dict[str, list[dict[str, float]]] = {"cold": [], "warm": []}
+    for _ in range(options.rounds):
+        for name in rounds:
+            rounds[name].append(one_round(name == "warm", options.rate, options.rtt, options.settle))
+    lines = [f"2 MB over {options.rate} x {options.rtt}, {options.rounds} labs each, medians"]
+    lines.append(f"{'':<6}{'FIRST':>12}{'SECOND':>12}{'PADDING':>12}{'UP':>9}")
+    for name, entries in rounds.items():
+        first, second, padding, up_s = (
+            statistics.median(entry[key] for entry in entries) for key in ("first_ms", "second_ms", "padding", "up_s")
+        )
+        lines.append(f"{name:<6}{first:>9.1f} ms{second:>9.1f} ms{padding:>10.0f} B{up_s:>7.2f} s")
+    print("\n".join(lines))
+    if options.out:
+        options.out.write_text(
+            json.dumps({**vars(options), "out": str(options.out), "rounds": rounds}, indent=1) + "\n"
+        )
+        options.out.with_suffix(".txt").write_text("\n".join(lines) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
