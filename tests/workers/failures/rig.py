@@ -1,0 +1,164 @@
+"""A cluster of real processes with a proxy on every way between them, and what its faults are made of.
+
+The proxies run on a loop of their own, so that the cluster lives on between two tests.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import httpx
+
+from tests.workers.failures.ways import Way
+from workers.local import Layout, LocalCluster
+
+T = TypeVar("T")
+
+WITHIN_S = 40.0  # whatever a test waits for comes sooner, or never
+PATIENCE = 0.1  # deadlines of 15 s become 1.5 s
+WAYS = (("gw0", "p0"), ("gw0", "rld0"), ("gw0", "md0"), ("p0", "rld0"), ("p0", "md0"), ("rld0", "md0"))
+WORKERS = ("p0", "rld0", "md0")
+
+
+class Answer:
+    """What a streaming client has seen so far."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.instances: list[str] = []
+        self.error: dict[str, Any] | None = None
+        self.status = 0
+        self.request_id = ""
+
+    def from_(self, instance: str) -> int:
+        return self.instances.count(instance)
+
+
+class Rig:
+    """The cluster, its ways, and faults. A context manager."""
+
+    def __init__(self, directory: Path, serving: dict[str, Any], patience: float = PATIENCE) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="proxies", daemon=True)
+        self._thread.start()
+        self.ways = {way: Way() for way in WAYS}
+        self.directory = directory
+        self._serving = serving
+        self._patience = patience
+
+    def run(self, work: Coroutine[Any, Any, T], within_s: float = 2 * WITHIN_S) -> T:
+        """Run a coroutine on the proxies' loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(within_s)
+
+    def __enter__(self) -> Self:
+        self._faults: set[tuple[str, str]] = set()
+        reroute = {way: self.run(proxy.open()) for way, proxy in self.ways.items()}
+        extra = {host: {"PDDBED_PATIENCE": str(self._patience)} for host in ("gw0", *WORKERS)}
+        layout = Layout(serving={"relay_threshold": 1, **self._serving}, reroute=reroute, extra=extra)
+        self.cluster = LocalCluster(layout, self.directory)
+        for (_, target), proxy in self.ways.items():
+            proxy.aim(self.cluster.port(target))
+        self.cluster.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cluster.close()
+        for proxy in self.ways.values():
+            self.run(proxy.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    # -- faults ------------------------------------------------------------------------------------------------
+
+    def ways_of(self, host: str) -> list[Way]:
+        return [proxy for way, proxy in self.ways.items() if host in way]
+
+    async def fault(self, kind: str, host: str) -> None:
+        """Kill, stop, cut off or half-open a worker."""
+        self._faults.add((kind, host))
+        if kind == "kill":
+            self.cluster.kill(host)
+        elif kind == "stop":
+            os.kill(self.cluster.pids[host], signal.SIGSTOP)
+        for proxy in self.ways_of(host):
+            if kind == "cut":
+                proxy.cut()
+            elif kind == "half-open":
+                proxy.freeze()
+
+    async def heal(self) -> None:
+        """The opposite of all faults so far; killed workers are started anew, with the same addresses."""
+        while self._faults:
+            kind, host = self._faults.pop()
+            if kind == "kill":
+                await asyncio.to_thread(self.cluster.restart, host)
+            elif kind == "stop":
+                os.kill(self.cluster.pids[host], signal.SIGCONT)
+        for proxy in self.ways.values():
+            proxy.mend()
+
+    # -- clients -----------------------------------------------------------------------------------------------
+
+    async def stream(self, answer: Answer, prompt: list[int], max_tokens: int, **fields: Any) -> Answer:
+        """A streamed greedy answer into `answer`, which others may look at meanwhile."""
+        body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
+        async with httpx.AsyncClient(base_url=self.cluster.base_url, timeout=WITHIN_S) as http:
+            async with http.stream("POST", "/v1/completions", json={**body, **fields}) as response:
+                answer.status = response.status_code
+                if response.status_code != 200:
+                    answer.error = json.loads(await response.aread())["error"]
+                    return answer
+                async for line in response.aiter_lines():
+                    if not line or line == "data: [DONE]":
+                        continue
+                    chunk = json.loads(line.removeprefix("data: "))
+                    if "error" in chunk:
+                        answer.error = chunk["error"]
+                        continue
+                    answer.request_id = chunk["id"]
+                    pdd = chunk["pdd"]
+                    assert pdd["position"] == len(prompt) + len(answer.ids), "a gap or a repetition"
+                    answer.ids += pdd["token_ids"]
+                    answer.instances += [pdd["instance"]] * len(pdd["token_ids"])
+        return answer
+
+    async def until(self, condition: Callable[[], bool], what: str, within_s: float = WITHIN_S) -> None:
+        end = time.monotonic() + within_s
+        while not condition():
+            assert time.monotonic() < end, f"not within {within_s} s: {what}"
+            await asyncio.sleep(0.005)
+
+    async def settled(self) -> None:
+        """Every worker is connected and whole, no request is unsettled, and no block used but by the caches."""
+        end = time.monotonic() + WITHIN_S
+        state = ""
+        async with httpx.AsyncClient(base_url=self.cluster.base_url, timeout=WITHIN_S) as http:
+            while time.monotonic() < end:
+                health = await http.get("/health")
+                metrics = (await http.get("/metrics")).text.splitlines()
+                used = [line.split()[-1] for line in metrics if line.startswith("pddbed_kv_blocks") and "used" in line]
+                idle = "pddbed_requests_running 0" in metrics
+                if health.status_code == 200 and idle and len(used) == len(WORKERS) and set(map(float, used)) == {0.0}:
+                    return
+                state = f"health {health.text}, blocks used {used}, idle {idle}"
+                await asyncio.sleep(0.02)
+        raise AssertionError(f"not settled within {WITHIN_S} s: {state}")
+
+    def record(self, request_id: str) -> dict[str, Any]:
+        """The one line that a request left."""
+        lines = (self.cluster.records / "requests.jsonl").read_text().splitlines()
+        (record,) = [line for line in map(json.loads, lines) if line["request_id"] == request_id]
+        return dict(record)
+
+    def check_books(self) -> None:
+        """No engine has found its pool's books wrong (it looks whenever it is idle), and no task died of a bug."""
+        for host in ("gw0", *WORKERS):
+            log = self.cluster.log(host).read_text(errors="replace")
+            assert "Traceback" not in log, f"{host}:\n{log[-4000:]}"

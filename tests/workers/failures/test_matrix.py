@@ -1,0 +1,89 @@
+"""Every fault, of every worker, at every stage of a request: the answer is the control's, and nothing is left behind.
+
+The processes are real and so are the faults; a stage is reached when what belongs to it waits in a proxy or has come to
+the client, never after some time.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Iterator
+
+import pytest
+
+from tests.workers.failures.rig import WORKERS, Answer, Rig
+from tests.workers.serving import prompt_of
+from workers.engine import Sampling, generate
+from workers.models import LoadedModel
+
+PROMPT, TOKENS = 300, 160
+STAGES = ("before-prefill", "transfer", "relay", "hand-over", "main-decode")
+OVER = {("p0", "hand-over"), ("p0", "main-decode"), ("rld0", "main-decode")}  # that worker's part is done by then
+LASTING = ("stop", "half-open")  # faults that only a deadline tells
+
+SEEDS = itertools.count(1000)
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    with Rig(tmp_path_factory.mktemp("rig"), {"handoff": "one-shot"}) as running:
+        yield running
+        running.check_books()
+
+
+def arm(rig: Rig, stage: str) -> None:
+    """Hold back what would take the request beyond the stage."""
+    if stage == "before-prefill":
+        rig.ways["gw0", "p0"].hold("control", "there")
+    elif stage == "transfer":
+        for target in ("rld0", "md0"):
+            rig.ways["p0", target].hold("kv", "there", after_bytes=200_000)
+    elif stage == "relay":
+        rig.ways["p0", "md0"].hold("kv", "there", after_bytes=200_000)
+    elif stage == "hand-over":
+        rig.ways["rld0", "md0"].hold("control", "there")
+
+
+def reached(rig: Rig, stage: str, answer: Answer) -> bool:
+    if stage == "before-prefill":
+        return rig.ways["gw0", "p0"].holds("control", "there", b"prefill")
+    if stage == "transfer":
+        return all(rig.ways["p0", target].holds("kv", "there") for target in ("rld0", "md0"))
+    if stage == "relay":
+        return rig.ways["p0", "md0"].holds("kv", "there") and answer.from_("rld0") > 3
+    if stage == "hand-over":
+        return rig.ways["rld0", "md0"].holds("control", "there", b"token-ids")
+    return answer.from_("md0") > 3
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("victim", WORKERS)
+@pytest.mark.parametrize("fault", ["kill", "cut", "stop", "half-open"])
+def test_the_answer_is_the_controls(tiny: LoadedModel, rig: Rig, fault: str, victim: str, stage: str) -> None:
+    prompt = prompt_of(PROMPT, seed=next(SEEDS))
+    expected = generate(tiny, prompt, Sampling(max_tokens=TOKENS, ignore_eos=True))
+
+    async def test() -> Answer:
+        answer = Answer()
+        arm(rig, stage)
+        asking = asyncio.create_task(rig.stream(answer, prompt, TOKENS))
+        try:
+            await rig.until(lambda: reached(rig, stage, answer), f"the request reaches {stage}")
+            await rig.fault(fault, victim)
+            for way, proxy in rig.ways.items():
+                if victim not in way or fault in ("kill", "stop"):
+                    proxy.release()
+            return await asking
+        finally:
+            asking.cancel()
+            await rig.heal()
+            await rig.settled()
+
+    answer = rig.run(test())
+    assert answer.error is None
+    assert answer.ids == expected
+    record = rig.record(answer.request_id)
+    assert record["success"]
+    assert record["pdd_unsettled"] == []
+    assert record["output_len"] == TOKENS
+    if (victim, stage) not in OVER:
+        assert victim in [loss["lost"] for loss in record["pdd_recovery"]], record["pdd_recovery"]
