@@ -59,7 +59,7 @@ class Layout:
     wan_rtt_ns: int = 0
 
 
-class _Plan:
+class Plan:
     """Sockets and environments of a layout."""
 
     def __init__(self, layout: Layout, records: Path, api: tuple[str, int]) -> None:
@@ -112,7 +112,7 @@ class InProcessCluster:
     """The roles as objects on the running event loop, with real sockets between them."""
 
     def __init__(self, loaded: LoadedModel, layout: Layout, records: Path) -> None:
-        self._plan = _Plan(layout, records, ("127.0.0.1", 0))
+        self._plan = Plan(layout, records, ("127.0.0.1", 0))
         self.loaded = loaded
         self.hosts: dict[str, Any] = {
             name: make(read_environment(self._plan.environment(name)), loaded) for name, _, _ in layout.hosts
@@ -169,7 +169,7 @@ class LocalCluster:
         self._api = api
         self._server: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
-        self._plan: _Plan | None = None
+        self._plan: Plan | None = None
 
     def __enter__(self) -> Self:
         try:
@@ -191,9 +191,9 @@ class LocalCluster:
         """Where a host listens, or will: known before anything is started."""
         return self._planned().port(name)
 
-    def _planned(self) -> _Plan:
+    def _planned(self) -> Plan:
         if self._plan is None:
-            self._plan = _Plan(self.layout, self.records, self._api)
+            self._plan = Plan(self.layout, self.records, self._api)
         return self._plan
 
     def close(self) -> None:
