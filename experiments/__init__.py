@@ -1,1 +1,4 @@
-"""One module per published claim; drives the lab and the workers through their public interfaces."""
+"""The published figures, reproduced: traces, one package per experiment, the run directory and the report.
+
+Drives `testbed` and `workers` through their public interfaces; neither knows of this package.
+"""

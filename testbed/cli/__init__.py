@@ -37,6 +37,11 @@ COMMANDS: dict[str, dict[str, str]] = {
         "ask": "workers.cli.ask:ask_command",
         "model": "workers.cli.model:model",
     },
+    "Experiments": {
+        "trace": "experiments.cli.trace:trace",
+        "experiment": "experiments.cli.experiment:experiment",
+        "report": "experiments.cli.report:report",
+    },
     "Machine": {
         "doctor": "testbed.cli.doctor:doctor",
         "vm": "testbed.cli.vm:vm",

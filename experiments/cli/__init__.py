@@ -1,0 +1,1 @@
+"""`pddbed trace`, `pddbed experiment` and `pddbed report`: thin commands over this package."""

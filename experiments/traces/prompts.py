@@ -1,0 +1,59 @@
+"""Prompts for a trace's requests: token ids such that equal block ids, and only they, are equal tokens. Pure.
+
+Blocks of the trace become blocks of `block_tokens` token ids drawn by the block's id; a scale model asks for fewer than
+the trace's own (DESIGN 8).
+"""
+
+import random
+from collections.abc import Sequence
+
+from experiments.traces.trace import Request, Trace
+
+
+class PromptMaker:
+    """Makes token ids from block ids. `vocabulary`: the ids to draw from, the model's special ones left out."""
+
+    def __init__(self, trace: Trace, vocabulary: Sequence[int], block_tokens: int | None = None, seed: int = 0) -> None:
+        self.block_tokens = block_tokens or trace.block_tokens
+        if trace.block_tokens % self.block_tokens:
+            raise ValueError(f"blocks of {trace.block_tokens} tokens cannot become blocks of {self.block_tokens}")
+        self.scale = trace.block_tokens // self.block_tokens
+        self._vocabulary = list(vocabulary)
+        self._seed = seed
+
+    def length(self, request: Request) -> int:
+        """Tokens of the prompt; at least one."""
+        return max(1, request.input_tokens // self.scale)
+
+    def prompt(self, request: Request) -> list[int]:
+        """The request's token ids."""
+        tokens: list[int] = []
+        length = self.length(request)
+        for block in request.blocks:
+            if len(tokens) >= length:
+                break
+            tokens += self.block(block)
+        if len(tokens) < length:  # a last block in part that the trace gives no id: nobody else's
+            tokens += self._tail(request, length - len(tokens))
+        return tokens[:length]
+
+    def _tail(self, request: Request, count: int) -> list[int]:
+        source = random.Random(f"{self._seed} {request.time_ns} {request.session} {request.turn}")
+        return source.choices(self._vocabulary, k=count)
+
+    def block(self, block: int) -> list[int]:
+        """The tokens of one block.
+
+        The id itself is spelled in the block's first tokens as far as they reach, so that no two blocks of a trace
+        are equal by chance where a block is long enough to tell them apart.
+        """
+        source = random.Random(f"{self._seed} {block}")
+        base = len(self._vocabulary)
+        tokens, rest = [], block
+        for _ in range(self.block_tokens):
+            rest, digit = divmod(rest, base)
+            tokens.append(self._vocabulary[digit])
+            if not rest:
+                break
+        tokens += [self._vocabulary[source.randrange(base)] for _ in range(self.block_tokens - len(tokens))]
+        return tokens
