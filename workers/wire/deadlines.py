@@ -24,11 +24,13 @@ class Path:
     """The network between this worker and one peer. Within a datacenter: no delay worth counting, no rate limit.
 
     `patience` scales what the peer's CPU is allowed: more under emulation, less where faults shall be noticed soon.
+    `connection_bps` is what one connection may send, where the path gives each a bandwidth of its own (payload bits).
     """
 
     rtt_ns: int = 0
     rate_bps: int | None = None
     patience: float = 1.0
+    connection_bps: int | None = None
 
     @property
     def rtt_s(self) -> float:

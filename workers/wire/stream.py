@@ -18,6 +18,7 @@ from workers.wire.deadlines import DeadlineExceeded, Path
 from workers.wire.frames import WireError
 
 IOV_MAX = 512  # views per sendmsg; Linux takes 1024
+MAX_PACING_RATE = getattr(socket, "SO_MAX_PACING_RATE", 47)  # bytes/s; TCP paces itself, no qdisc is needed
 SCRATCH = memoryview(bytearray(256 << 10))  # where bytes go that nobody wants any more: never read
 
 
@@ -219,3 +220,5 @@ def configure(sock: socket.socket, path: Path) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, stall_s // 3))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(path.stall_s * 1000))
+    if path.connection_bps is not None:
+        sock.setsockopt(socket.SOL_SOCKET, MAX_PACING_RATE, path.connection_bps // 8)
