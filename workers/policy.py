@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+OFFLOAD_THRESHOLD = 512
+"""Of `prfaas`, by default: uncached tokens up to which a decode worker prefills a prompt itself."""
 BUSY_TOKENS = 256  # a request that a worker has weighs as much as so many tokens of a prompt that it lacks
 
 FALLBACKS = {"pdd": ("p-md", "p-rld")}
@@ -54,15 +56,24 @@ def pipeline_for(policy: str, hit_rate: float, relay_threshold: float) -> tuple[
         if hit_rate > relay_threshold:
             return "p-md", f"hit rate {hit_rate:.1%} is above {relay_threshold:.1%}"
         return "p-rld-md", f"hit rate {hit_rate:.1%} is not above {relay_threshold:.1%}"
-    return {"cdc-pd": "p-md", "idc-pd": "p-rld", "single": "p"}[policy], f"policy {policy}"
+    return {"cdc-pd": "p-md", "prfaas": "p-md", "idc-pd": "p-rld", "single": "p"}[policy], f"policy {policy}"
 
 
-def route_for(policy: str, relay_threshold: float, prompt_tokens: int, workers: Iterable[WorkerView]) -> Route:
+def route_for(
+    policy: str,
+    relay_threshold: float,
+    prompt_tokens: int,
+    workers: Iterable[WorkerView],
+    offload_threshold: int = OFFLOAD_THRESHOLD,
+) -> Route:
     """The pipeline and the workers of a request. Raises NoRoute.
 
     For `pdd` main decode comes first, by cache and load; what its cache holds then decides whether a relay is needed.
+    So it does for `prfaas`, where it decides who prefills.
     """
     views = list(workers)
+    if policy == "prfaas" and prompt_tokens:
+        return prfaas_route(prompt_tokens, offload_threshold, views)
     if policy == "pdd" and prompt_tokens:
         rate = _hit_rate(choose_route("p-md", "", views), prompt_tokens, views)
         route = choose_route(*pipeline_for(policy, rate, relay_threshold), views)
@@ -71,7 +82,33 @@ def route_for(policy: str, relay_threshold: float, prompt_tokens: int, workers: 
     return replace(route, hit_rate=_hit_rate(route, prompt_tokens, views))
 
 
-def route_around(policy: str, relay_threshold: float, prompt_tokens: int, workers: Iterable[WorkerView]) -> Route:
+def prfaas_route(prompt_tokens: int, offload_threshold: int, workers: Iterable[WorkerView]) -> Route:
+    """Prefill as a service (arXiv 2604.15039): only long uncached prompts are worth prefilling elsewhere.
+
+    The uncached length counts, not the prompt's: of the main decode that would be taken alone, by cache and load. Up to
+    `offload_threshold` tokens it prefills and decodes by itself and nothing crosses the WAN; above, prefill computes
+    and its KV crosses. The paper's threshold balances the throughput of both clusters and of the link (19.4 K tokens in
+    its case study), and is to be chosen for a deployment. Raises NoRoute.
+    """
+    views = list(workers)
+    local = alone_route(("main-decode",), "", views)
+    matched = next(view.matched for view in views if view.name == local.prefill)
+    uncached = prompt_tokens - matched
+    if uncached > offload_threshold:
+        reason = f"{uncached} uncached tokens are above {offload_threshold}"
+        route = choose_route("p-md", reason, views)
+        return replace(route, hit_rate=_hit_rate(route, prompt_tokens, views))
+    reason = f"{uncached} uncached tokens are not above {offload_threshold}: prefilled where they are decoded"
+    return replace(local, reason=reason, hit_rate=matched / prompt_tokens)
+
+
+def route_around(
+    policy: str,
+    relay_threshold: float,
+    prompt_tokens: int,
+    workers: Iterable[WorkerView],
+    offload_threshold: int = OFFLOAD_THRESHOLD,
+) -> Route:
     """`route_for`, and when workers are missing the best of what is left; its reason says what is missing.
 
     Without main decode the relay answers to the end, without a relay main decode answers from the first token on, and
@@ -79,7 +116,7 @@ def route_around(policy: str, relay_threshold: float, prompt_tokens: int, worker
     """
     views = list(workers)
     try:
-        return route_for(policy, relay_threshold, prompt_tokens, views)
+        return route_for(policy, relay_threshold, prompt_tokens, views, offload_threshold)
     except NoRoute as missing:
         reason = str(missing)
     for pipeline in FALLBACKS.get(policy, ()):

@@ -160,7 +160,9 @@ class Datacenter(Section):
 class Model(Section):
     """The model that every worker loads."""
 
-    name: Line = Field(default="tiny", description="tiny, tiny-mla, smollm2-135m, or a path (a checkpoint directory or .gguf).")
+    name: Line = Field(
+        default="tiny", description="tiny, tiny-mla, smollm2-135m, or a path (a checkpoint directory or .gguf)."
+    )
     seed: Annotated[int, whole(0, 2**32 - 1)] = Field(default=0, description="Of random weights.")
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
 
@@ -175,11 +177,16 @@ class KvPool(Section):
 class Serving(Section):
     """How requests are served."""
 
-    pipeline: Literal["pdd", "cdc-pd", "idc-pd"] = Field(default="pdd", description="PDD, or a baseline.")
+    pipeline: Literal["pdd", "cdc-pd", "idc-pd", "prfaas", "single"] = Field(
+        default="pdd", description="PDD, or a baseline."
+    )
     relay_threshold: Percent = Field(
         default=0.95,
         description="Hit rate above which a request goes straight from P to MD.",
         json_schema_extra={"default": "95%"},
+    )
+    offload_threshold: Annotated[int, whole(0, 1 << 30)] = Field(
+        default=512, description="Uncached tokens above which prfaas prefills in P's datacenter."
     )
     handoff: Literal["auto", "one-shot", "catch-up", "overlap", "kv"] = Field(
         default="auto", description="How MD takes over from RLD."

@@ -33,8 +33,10 @@ GOOD = {
             "relay_threshold": 0.9,
             "handoff": "auto",
             "block_size": 32,
-            "kv_pool": {"connections": 4},
-            "kv_send": "after-prefill",
+            "kv_pool": {"connections": 4, "warm": False},
+            "kv_send": "chunked",
+            "kv_chunk": 64,
+            "offload_threshold": 2000,
         }
     ),
     "PDDBED_READY_FD": "5",
@@ -46,7 +48,17 @@ def test_everything_is_read_once() -> None:
     environment = read_environment(GOOD)
     assert (environment.host, environment.role, environment.port) == ("md0", "main-decode", 7000)
     assert environment.model == ModelSpec("tiny", seed=3)
-    assert environment.serving == Serving("cdc-pd", 0.9, "auto", 32, 4, "after-prefill")
+    assert environment.serving == Serving(
+        pipeline="cdc-pd",
+        relay_threshold=0.9,
+        offload_threshold=2000,
+        handoff="auto",
+        block_size=32,
+        kv_connections=4,
+        kv_warm=False,
+        kv_send="chunked",
+        kv_chunk=64,
+    )
     assert environment.ready_fd == 5
     assert environment.api_fd is None
     assert {peer.name: peer.path for peer in environment.peers} == {
@@ -72,6 +84,9 @@ def test_everything_is_read_once() -> None:
         ({"PDDBED_SERVING": '{"kv_send": "sometimes"}'}, "serving.kv_send 'sometimes' is not built yet"),
         ({"PDDBED_SERVING": '{"block_size": 0}'}, "serving.block_size is 0"),
         ({"PDDBED_SERVING": '{"kv_pool": {"connections": true}}'}, "serving.kv_pool.connections is True"),
+        ({"PDDBED_SERVING": '{"kv_pool": {"warm": 1}}'}, "serving.kv_pool.warm is 1; it must be true or false"),
+        ({"PDDBED_SERVING": '{"kv_chunk": 0}'}, "serving.kv_chunk is 0; it must be a whole number from 1"),
+        ({"PDDBED_SERVING": '{"offload_threshold": "5k"}'}, "serving.offload_threshold is '5k'; it must be a whole"),
         ({"PDDBED_SERVING": '{"relay_threshold": 95}'}, "serving.relay_threshold is 95; it must be a share"),
     ],
 )

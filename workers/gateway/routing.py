@@ -35,7 +35,8 @@ class Router:
     def route(self, prompt: list[int], live: Iterable[LiveRequest], avoid: Collection[str] = ()) -> Route:
         """The best route among the connected workers but those in `avoid`. Raises NoRoute."""
         views = self._views(prompt, live, avoid)
-        return route_around(self._serving.pipeline, self._serving.relay_threshold, len(prompt), views)
+        serving = self._serving
+        return route_around(serving.pipeline, serving.relay_threshold, len(prompt), views, serving.offload_threshold)
 
     def _views(self, prompt: list[int], live: Iterable[LiveRequest], avoid: Collection[str]) -> list[WorkerView]:
         size = self._serving.block_size

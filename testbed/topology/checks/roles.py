@@ -12,6 +12,8 @@ NEEDED: dict[str, tuple[str, ...]] = {
     "pdd": ("gateway", "prefill", "relay-decode", "main-decode"),
     "cdc-pd": ("gateway", "prefill", "main-decode"),
     "idc-pd": ("gateway", "prefill", "relay-decode"),
+    "prfaas": ("gateway", "prefill", "main-decode"),
+    "single": ("gateway", "prefill"),
 }
 
 
