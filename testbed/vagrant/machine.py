@@ -1,0 +1,159 @@
+"""What the host has for the VM, found out before anything is built: programs, room, port, KVM.
+
+Also what the host looks like, to be compared afterwards. Changes nothing.
+"""
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from pathlib import Path
+
+from testbed.vagrant.errors import VagrantError
+from testbed.vm.tools import find_tool
+
+# program -> Debian package; libvirt's daemon alone: its system-wide service is not needed
+TOOLS = {
+    "vagrant": "vagrant",
+    "libvirtd": "libvirt-daemon",
+    "virsh": "libvirt-clients",
+    "qemu-system-x86_64": "qemu-system-x86",
+    "qemu-img": "qemu-utils",
+    "mmdebstrap": "mmdebstrap",
+    "mkfs.ext4": "e2fsprogs",
+    "rsync": "rsync",
+    "ssh": "openssh-client",
+    "git": "git",
+    "unshare": "util-linux",
+}
+PLUGIN = "vagrant-libvirt"
+BUILD_BYTES = 12 * 10**9  # the tree of 2.6 GB, the image of 2.7 GB, the packed box and Vagrant's copy of it
+RUN_BYTES = 5 * 10**9  # libvirt's copy of the image, and what the guest writes
+KVM_PATIENCE_S = 5
+RUN_UIDS = range(64900, 65000)  # of the ordinary user that a run has inside its sandbox
+
+
+def lacking() -> list[str]:
+    """Debian packages that are missing."""
+    packages = {package for name, package in TOOLS.items() if find_tool(name) is None}
+    if find_tool("vagrant") is not None and not _has_plugin():
+        packages.add(PLUGIN)
+    return sorted(packages)
+
+
+def require_tools() -> None:
+    """Raises VagrantError, naming everything at once."""
+    packages = lacking()
+    if packages:
+        raise VagrantError(
+            f"the Vagrant VM needs what is not here; run: apt-get install --no-install-recommends {' '.join(packages)}"
+        )
+
+
+def require_room(directory: Path, needed_bytes: int, purpose: str) -> None:
+    """Raises VagrantError when the file system of `directory` has less than `needed_bytes` free."""
+    free = shutil.disk_usage(directory).free
+    if free < needed_bytes:
+        raise VagrantError(
+            f"{purpose} needs {needed_bytes / 1e9:.0f} GB in {directory}, where {free / 1e9:.1f} GB are free; "
+            "make room, or set PDDBED_CACHE to a directory on another disk"
+        )
+
+
+def require_port(port: int) -> None:
+    """Raises VagrantError when somebody listens on the host's loopback at `port`."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise VagrantError(
+                f"port {port} of 127.0.0.1, to which the VM's API is forwarded, cannot be taken ({error.strerror}); "
+                "end what listens there, or choose another: PDDBED_VM_PORT=18000"
+            ) from error
+
+
+def free_port() -> int:
+    """A port of the loopback that nobody has now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def kvm_works() -> bool:
+    """Whether a VM really starts under KVM. The device file proves nothing: it is there where every start hangs."""
+    if not os.access("/dev/kvm", os.R_OK | os.W_OK):
+        return False
+    qemu = find_tool("qemu-system-x86_64")
+    if qemu is None:
+        return False
+    with tempfile.NamedTemporaryFile(suffix=".bin") as firmware:
+        # 64 KiB whose reset vector writes to the debug-exit port: QEMU ends with status 1 once the guest really runs.
+        start = bytes([0xB0, 0x00, 0xE6, 0xF4, 0xF4])  # mov al, 0; out 0xf4, al; hlt
+        image = bytearray(b"\xf4" * 65536)
+        image[-16 : -16 + len(start)] = start
+        firmware.write(image)
+        firmware.flush()
+        command = [qemu, "-accel", "kvm", "-machine", "pc", "-m", "16", "-display", "none", "-nodefaults"]
+        command += ["-bios", firmware.name, "-device", "isa-debug-exit,iobase=0xf4,iosize=1"]
+        try:
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                timeout=KVM_PATIENCE_S,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return False
+    return done.returncode == 1
+
+
+def host_state() -> dict[str, set[str]]:
+    """What a run must not add to: interfaces, libvirt's firewall rules, mounts, users, processes of a run's user."""
+    mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    return {
+        "interfaces": {path.name for path in Path("/sys/class/net").iterdir()},
+        "firewall rules": {line for line in _firewall() if "virbr" in line or "libvirt" in line.lower()},
+        "mounts": {line.split()[4] for line in mounts},
+        "users": set(Path("/etc/passwd").read_text().splitlines()),
+        "processes": {f"{path.name} {_comm(path)}" for path in Path("/proc").glob("[0-9]*") if _of_a_run(path)},
+    }
+
+
+def additions(before: dict[str, set[str]], after: dict[str, set[str]]) -> list[str]:
+    """What there is on the host that was not there before, one sentence a kind."""
+    return [f"new {kind}: {', '.join(sorted(after[kind] - had))}" for kind, had in before.items() if after[kind] - had]
+
+
+def _of_a_run(process: Path) -> bool:
+    try:
+        return process.stat().st_uid in RUN_UIDS
+    except OSError:
+        return False
+
+
+def _firewall() -> list[str]:
+    commands: list[tuple[str, ...]] = [("nft", "list", "ruleset")]
+    if Path("/proc/net/ip_tables_names").exists():  # else listing the old tables would load their modules
+        commands.append(("iptables-legacy-save",))
+    return [line.strip() for command in commands for line in _lines(*command)]
+
+
+def _has_plugin() -> bool:
+    """Debian's package, which every user has; a plugin in somebody's home directory is not the run's."""
+    return bool(list(Path("/usr/share/rubygems-integration").glob(f"*/specifications/{PLUGIN}-*.gemspec")))
+
+
+def _lines(*command: str) -> list[str]:
+    program = find_tool(command[0])
+    if program is None:
+        return []
+    done = subprocess.run([program, *command[1:]], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    return done.stdout.splitlines()
+
+
+def _comm(process: Path) -> str:
+    try:
+        return (process / "comm").read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,138 @@
+"""The namespaces in which a run happens: whatever ends it, the kernel ends every process of it and undoes every mount.
+
+Outside, `run` starts a child in new PID and mount namespaces and waits; nothing of the run lives outside. Inside,
+PID 1 reaps, /mnt is the run's own short-named place, and /etc/passwd has one user more: an ordinary one for Vagrant
+and libvirt's session, who is on this machine for as long as the run is.
+"""
+
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from testbed import interpreter
+from testbed.vagrant.machine import RUN_UIDS
+
+PLACE = Path("/mnt")  # socket paths below it must stay under 108 bytes, wherever the cache is
+USER = "pddbed-vagrant"
+
+
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """The ordinary user of a run."""
+
+    uid: int
+    groups: tuple[int, ...]  # besides its own: the owner of /dev/kvm
+
+
+def run(module: str, arguments: list[str]) -> int:
+    """Run `python -m module ARGUMENTS` inside; its exit status. A signal to this process ends all of it at once."""
+    command = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private"]
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+    process = subprocess.Popen(
+        [*command, "--", *interpreter.program(module), *arguments],
+        env=interpreter.environment(),
+        start_new_session=True,  # a Ctrl-C is for this process, which ends the others
+        preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, ()) and None,
+    )
+    ended_by = 0
+
+    def end(number: int, _frame: object) -> None:
+        nonlocal ended_by
+        ended_by = number
+        for child in _children(process.pid):
+            os.kill(child, signal.SIGKILL)  # PID 1 inside: the kernel then ends all others
+        if not _children(process.pid):
+            process.kill()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, end)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    status = process.wait()
+    return 128 + ended_by if ended_by else status
+
+
+def become_init(main: Callable[[], int]) -> None:
+    """As PID 1: run `main` in a child, reap everything, exit with its status. Does not return.
+
+    libvirt asks whether a process is gone by its pid, and a zombie is not gone.
+    """
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            status = main()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+    while True:
+        pid, status = os.wait()
+        if pid == child:
+            os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+
+
+def furnish(work: Path, boxes: Path | None) -> Guest:
+    """Mount the run's places below /mnt (home and project from `work`, boxes read-only) and add its user."""
+    guest = Guest(_free_uid(), _kvm_groups())
+    _mount("-t", "tmpfs", "-o", "mode=755,size=16m", "tmpfs", str(PLACE))
+    for name in ("home", "project"):
+        (work / name).mkdir(exist_ok=True)
+        os.chown(work / name, guest.uid, guest.uid)
+        (PLACE / name).mkdir()
+        _mount("--bind", str(work / name), str(PLACE / name))
+    if boxes is not None:
+        (PLACE / "boxes").mkdir()
+        _mount("--bind", "-o", "ro", str(boxes), str(PLACE / "boxes"))
+    for name, line in (
+        ("passwd", f"{USER}:x:{guest.uid}:{guest.uid}::{PLACE}/home:/bin/bash\n"),
+        ("group", f"{USER}:x:{guest.uid}:\n"),
+    ):
+        original, copy = Path("/etc", name), PLACE / name
+        copy.write_text(original.read_text().rstrip("\n") + "\n" + line)
+        _mount("--bind", str(copy), str(original))
+    return guest
+
+
+def own(directory: Path, guest: Guest) -> None:
+    """Give a tree to the run's user."""
+    for path in (directory, *directory.rglob("*")):
+        os.chown(path, guest.uid, guest.uid, follow_symlinks=False)
+
+
+def remove(work: Path) -> None:
+    """Remove a run's directory, when the run is over."""
+    shutil.rmtree(work, ignore_errors=True)
+
+
+def _mount(*arguments: str) -> None:
+    subprocess.run(["mount", *arguments], check=True)
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def _free_uid() -> int:
+    taken = {user.pw_uid for user in pwd.getpwall()}
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            taken.add(path.stat().st_uid)
+        except OSError:
+            continue
+    return next(uid for uid in RUN_UIDS if uid not in taken)
+
+
+def _kvm_groups() -> tuple[int, ...]:
+    try:
+        return (Path("/dev/kvm").stat().st_gid,)
+    except OSError:
+        return ()
