@@ -6,17 +6,20 @@ from workers.engine.generate import generate
 from workers.engine.runner import EngineRunner, Stopped
 from workers.engine.sampling import Sampling
 from workers.engine.sequence import Generated, Sequence
+from workers.engine.speculation import Drafter, Speculation
 
 __all__ = [
     "BlockPool",
     "Chunk",
     "ContextTooLong",
+    "Drafter",
     "Engine",
     "EngineRunner",
     "Generated",
     "OutOfBlocks",
     "Sampling",
     "Sequence",
+    "Speculation",
     "Stopped",
     "generate",
 ]

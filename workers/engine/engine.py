@@ -20,10 +20,16 @@ from workers.models import LoadedModel
 
 @dataclass(frozen=True)
 class Chunk:
-    """The next `count` pending tokens of a sequence."""
+    """The next `count` pending tokens of a sequence and, if these are all, a `draft`: tokens that may follow them."""
 
     sequence: Sequence
     count: int
+    draft: tuple[int, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        """How many go through the model."""
+        return self.count + len(self.draft)
 
 
 @dataclass(frozen=True)
@@ -85,19 +91,25 @@ class Engine:
 
     def prepare(self, chunks: List[Chunk]) -> Batch:
         """Snapshot of a step whose blocks are there (`grow`). A chunk that reaches the last token gets
-        sampled.
+        sampled, after that token and after each of its draft.
         """
         ids: list[int] = []
-        segments, rows, requests = [], [], []
+        segments: list[Segment] = []
+        rows: list[int] = []
+        requests: list[tuple[Sampling, int]] = []
         for chunk in chunks:
             sequence, start = chunk.sequence, chunk.sequence.computed
             end = start + chunk.count
+            sampled = end == len(sequence.tokens) and sequence.finish_reason is None
+            assert sampled or not chunk.draft, "a draft that follows no last token"
             assert 0 < chunk.count <= sequence.pending, f"chunk of {chunk.count}, {sequence.pending} pending"
             ids += sequence.tokens[start:end]
-            segments.append(Segment(start, end, tuple(sequence.blocks)))
-            if end == len(sequence.tokens) and sequence.finish_reason is None:
-                rows.append(len(ids) - 1)
-                requests.append((sequence.sampling, end))
+            ids += chunk.draft
+            segments.append(Segment(start, start + chunk.tokens, tuple(sequence.blocks)))
+            if sampled:
+                choices = len(chunk.draft) + 1
+                rows += range(len(ids) - choices, len(ids))
+                requests += [(sequence.sampling, end + ahead) for ahead in range(choices)]
         return Batch(chunks, ids, segments, rows, requests)
 
     @torch.inference_mode()
@@ -112,35 +124,46 @@ class Engine:
         logits = self.loaded.model(ids, positions, rows, attention)
         return choose(logits, batch.requests) if batch.rows else []
 
-    def commit(self, batch: Batch, sampled: list[Choice]) -> list[Generated | None]:
-        """Moves each sequence on; returns, chunk by chunk, the token it gained.
+    def commit(self, batch: Batch, sampled: list[Choice]) -> list[list[Generated]]:
+        """Moves each sequence on; returns, chunk by chunk, the tokens it gained.
 
-        None while tokens are still pending. A sequence that was finished before gains nothing and returns its
-        last token.
+        None while tokens are still pending; with a draft up to one more than that has. A sequence that was finished
+        before gains nothing and returns its last token.
         """
         remaining = iter(sampled)
-        generated: list[Generated | None] = []
+        generated: list[list[Generated]] = []
         for chunk in batch.chunks:
             sequence = chunk.sequence
             sequence.computed += chunk.count
             if sequence.pending:
-                generated.append(None)
+                generated.append([])
             elif sequence.finish_reason is not None:
-                generated.append(sequence.last)
+                generated.append([sequence.last])
             else:
-                choice = next(remaining)
-                sequence.tokens.append(choice.token)
-                sequence.note_finish(self._eos_ids, self.loaded.config.context_length)
-                position = len(sequence.tokens) - 1
-                generated.append(Generated(choice.token, position, sequence.finish_reason, choice.logprob, choice.top))
+                choices = [next(remaining) for _ in range(len(chunk.draft) + 1)]
+                generated.append(self._accept(sequence, chunk.draft, choices))
+                # the KV of guesses that failed is behind `computed`: nobody reads it, the next tokens' replaces it
+                sequence.computed += len(generated[-1]) - 1
         return generated
 
-    def step(self, chunks: List[Chunk]) -> list[Generated | None]:
-        """All of one step, synchronously. Raises OutOfBlocks before anything is computed."""
+    def _accept(self, sequence: Sequence, draft: tuple[int, ...], choices: List[Choice]) -> list[Generated]:
+        """Appends what the model chose, as long as it was given what it chose before."""
+        gained: list[Generated] = []
+        for ahead, choice in enumerate(choices):
+            sequence.tokens.append(choice.token)
+            sequence.note_finish(self._eos_ids, self.loaded.config.context_length)
+            position = len(sequence.tokens) - 1
+            gained.append(Generated(choice.token, position, sequence.finish_reason, choice.logprob, choice.top))
+            if sequence.finish_reason is not None or ahead == len(draft) or choice.token != draft[ahead]:
+                break
+        return gained
+
+    def step(self, chunks: List[Chunk]) -> list[Generated]:
+        """All of one step, synchronously; returns the tokens gained. Raises OutOfBlocks before anything is computed."""
         for chunk in chunks:
-            self.grow(chunk.sequence, chunk.count)
+            self.grow(chunk.sequence, chunk.tokens)
         batch = self.prepare(chunks)
-        return self.commit(batch, self.compute(batch))
+        return [token for gained in self.commit(batch, self.compute(batch)) for token in gained]
 
     @property
     def _eos_ids(self) -> frozenset[int]:

@@ -12,6 +12,7 @@ import os
 from collections.abc import AsyncIterator, Callable
 from collections.abc import Sequence as List
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from workers.engine.engine import Chunk, Engine
 from workers.engine.sampling import Sampling
 from workers.engine.schedule import schedule
 from workers.engine.sequence import Generated, Sequence
+from workers.engine.speculation import Drafter, Speculation
 from workers.models import LoadedModel
 
 if TYPE_CHECKING:
@@ -44,13 +46,22 @@ class _Job:
     sequence: Sequence
     once: bool
     on_step: Callable[[], None] | None = None
+    drafter: Drafter | None = None
     queue: asyncio.Queue[Generated | Exception | None] = field(default_factory=asyncio.Queue)
+
+    def note_draft(self, drafted: int, accepted: int) -> None:
+        """Of the sequence's last step."""
+        assert self.drafter is not None
+        self.drafter.learn(drafted, accepted)
+        self.sequence.drafted += drafted
+        self.sequence.accepted += accepted
 
 
 class EngineRunner:
     """Runs sequences side by side. `threads`: CPU threads a step uses, default $PDDBED_THREADS or 1.
 
-    With a `cache` new sequences begin with what it has, and whatever was computed stays in it.
+    With a `cache` new sequences begin with what it has, and whatever was computed stays in it. With `speculation`
+    decoding guesses ahead (see `speculation.py`), in what a step has left of `max_batch_tokens`.
     """
 
     def __init__(
@@ -60,11 +71,13 @@ class EngineRunner:
         max_batch_tokens: int = 256,
         threads: int | None = None,
         cache: BlockCache | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         self.pool = pool
         self.cache = cache
         self._leases: dict[Sequence, Lease] = {}
         self.max_batch_tokens = max_batch_tokens
+        self._speculation = speculation
         self._engine = Engine(loaded, pool)
         self._threads = threads or _threads_from_environment()
         self._sequences: dict[str, Sequence] = {}
@@ -196,7 +209,8 @@ class EngineRunner:
         self._check_idle(sequence)
         if sequence.pending < 1:
             raise ValueError(f'sequence "{sequence.id}" has no pending token; there are no logits to sample from')
-        job = self._jobs[sequence.id] = _Job(sequence, once)
+        drafter = Drafter(self._speculation) if self._speculation is not None and not once else None
+        job = self._jobs[sequence.id] = _Job(sequence, once, drafter=drafter)
         self._wake.set()
         return job
 
@@ -261,6 +275,8 @@ class EngineRunner:
             except OutOfBlocks as error:
                 self._finish(self._jobs[chunk.sequence.id], error)
         if chunks:
+            if self._speculation is not None:
+                chunks = self._with_drafts(chunks)
             await self._step([self._jobs[chunk.sequence.id] for chunk in chunks], chunks)
         else:
             self._wake.clear()
@@ -272,19 +288,39 @@ class EngineRunner:
                     self.cache.check_integrity()
                 await self._wake.wait()
 
+    def _with_drafts(self, chunks: list[Chunk]) -> list[Chunk]:
+        """The same chunks, those that decode with guesses where something is left of the step and of the memory."""
+        left = self.max_batch_tokens - sum(chunk.count for chunk in chunks)
+        context_length = self._engine.loaded.config.context_length
+        drafting = []
+        for chunk in chunks:
+            sequence, drafter = chunk.sequence, self._jobs[chunk.sequence.id].drafter
+            if drafter is not None and sequence.pending == 1 and left > 0:
+                # the last token wanted is sampled, never guessed
+                most = min(sequence.prompt_len + sequence.sampling.max_tokens, context_length)
+                draft = drafter.propose(sequence.tokens, min(left, most - len(sequence.tokens) - 1))
+                with suppress(OutOfBlocks):  # one token a step will do
+                    self._engine.grow(sequence, 1 + len(draft))
+                    chunk = Chunk(sequence, 1, tuple(draft))
+                    left -= len(draft)
+            drafting.append(chunk)
+        return drafting
+
     async def _step(self, jobs: list[_Job], chunks: list[Chunk]) -> None:
         loop = asyncio.get_running_loop()
         batch = self._engine.prepare(chunks)
         self._flying, self._landed = jobs, loop.create_future()
         try:
             sampled = await loop.run_in_executor(self._thread, self._engine.compute, batch)
-            for job, generated in zip(jobs, self._engine.commit(batch, sampled), strict=True):
+            for job, chunk, gained in zip(jobs, chunks, self._engine.commit(batch, sampled), strict=True):
                 if job.on_step is not None and self._jobs.get(job.sequence.id) is job:
                     job.on_step()
-                if generated is not None:
+                if chunk.draft:
+                    job.note_draft(len(chunk.draft), len(gained) - 1)
+                for generated in gained:
                     job.queue.put_nowait(generated)
-                    if job.once or generated.finish_reason is not None:
-                        self._finish(job, None)
+                if gained and (job.once or gained[-1].finish_reason is not None):
+                    self._finish(job, None)
         except Exception as error:
             for job in jobs:
                 self._finish(job, error)

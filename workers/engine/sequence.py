@@ -42,6 +42,9 @@ class Sequence:
     cached: int = 0
     """Of `computed`, what a cache had when the sequence was made."""
     finish_reason: FinishReason | None = None
+    drafted: int = 0
+    accepted: int = 0
+    """Of `drafted` tokens, which were guessed ahead, those that the model chose itself."""
 
     @property
     def pending(self) -> int:

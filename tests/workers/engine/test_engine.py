@@ -97,6 +97,5 @@ def test_known_ids_that_end_the_answer_get_their_kv_but_no_successor(tiny: Loade
     stand.engine.append(sequence, [65, 66, 67, 68])
     assert sequence.finish_reason == "length"
     (generated,) = stand.engine.step([Chunk(sequence, sequence.pending)])
-    assert generated is not None
     assert (generated.token_id, generated.position, generated.finish_reason) == (68, 24, "length")
     assert sequence.computed == len(sequence.tokens) == 25

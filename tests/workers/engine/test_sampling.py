@@ -54,7 +54,6 @@ def test_asking_for_log_probabilities_changes_no_token(tiny: LoadedModel) -> Non
         plain = Sampling(max_tokens=12, ignore_eos=True, **options)  # type: ignore[arg-type]
         assert stand.answer(sequence) == generate(tiny, ids, plain)
         for token in given:
-            assert token is not None
             assert token.top_logprobs is not None
             assert len(token.top_logprobs) == 2
             if not options:
