@@ -17,12 +17,14 @@ import httpx
 
 from tests.workers.failures.ways import Way
 from workers.local import Layout, LocalCluster
+from workers.wire.peers import RANK
 
 T = TypeVar("T")
 
 WITHIN_S = 40.0  # whatever a test waits for comes sooner, or never
 PATIENCE = 0.1  # deadlines of 15 s become 1.5 s
-WAYS = (("gw0", "p0"), ("gw0", "rld0"), ("gw0", "md0"), ("p0", "rld0"), ("p0", "md0"), ("rld0", "md0"))
+Hosts = tuple[tuple[str, str, str], ...]
+HOSTS = Layout().hosts
 WORKERS = ("p0", "rld0", "md0")
 
 
@@ -43,14 +45,17 @@ class Answer:
 class Rig:
     """The cluster, its ways, and faults. A context manager."""
 
-    def __init__(self, directory: Path, serving: dict[str, Any], patience: float = PATIENCE) -> None:
+    def __init__(self, directory: Path, serving: dict[str, Any], hosts: Hosts = HOSTS, **layout: Any) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxies", daemon=True)
         self._thread.start()
-        self.ways = {way: Way() for way in WAYS}
+        self.ways = {
+            (near, far): Way() for near, role, _ in hosts for far, other, _ in hosts if RANK[role] < RANK[other]
+        }
         self.directory = directory
         self._serving = serving
-        self._patience = patience
+        self.roles = {name: role for name, role, _ in hosts}
+        self._layout = {"hosts": hosts, **layout}
 
     def run(self, work: Coroutine[Any, Any, T], within_s: float = 2 * WITHIN_S) -> T:
         """Run a coroutine on the proxies' loop."""
@@ -59,15 +64,19 @@ class Rig:
     def __enter__(self) -> Self:
         self._faults: set[tuple[str, str]] = set()
         reroute = {way: self.run(proxy.open()) for way, proxy in self.ways.items()}
-        extra = {host: {"PDDBED_PATIENCE": str(self._patience)} for host in ("gw0", *WORKERS)}
-        layout = Layout(serving={"relay_threshold": 1, **self._serving}, reroute=reroute, extra=extra)
+        extra = {host: {"PDDBED_PATIENCE": str(PATIENCE)} for host in self.roles}
+        serving = {"relay_threshold": 1, **self._serving}
+        layout = Layout(serving=serving, reroute=reroute, extra=extra, **self._layout)
         self.cluster = LocalCluster(layout, self.directory)
         for (_, target), proxy in self.ways.items():
             proxy.aim(self.cluster.port(target))
         self.cluster.__enter__()
+        # one client: each costs a TLS context, which these tests would notice
+        self.http = httpx.AsyncClient(base_url=self.cluster.base_url, timeout=WITHIN_S, verify=False)
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.run(self.http.aclose())
         self.cluster.close()
         for proxy in self.ways.values():
             self.run(proxy.close())
@@ -88,7 +97,9 @@ class Rig:
         elif kind == "stop":
             os.kill(self.cluster.pids[host], signal.SIGSTOP)
         for proxy in self.ways_of(host):
-            if kind == "cut":
+            if kind == "kill":
+                proxy.reset()
+            elif kind == "cut":
                 proxy.cut()
             elif kind == "half-open":
                 proxy.freeze()
@@ -109,24 +120,23 @@ class Rig:
     async def stream(self, answer: Answer, prompt: list[int], max_tokens: int, **fields: Any) -> Answer:
         """A streamed greedy answer into `answer`, which others may look at meanwhile."""
         body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
-        async with httpx.AsyncClient(base_url=self.cluster.base_url, timeout=WITHIN_S) as http:
-            async with http.stream("POST", "/v1/completions", json={**body, **fields}) as response:
-                answer.status = response.status_code
-                if response.status_code != 200:
-                    answer.error = json.loads(await response.aread())["error"]
-                    return answer
-                async for line in response.aiter_lines():
-                    if not line or line == "data: [DONE]":
-                        continue
-                    chunk = json.loads(line.removeprefix("data: "))
-                    if "error" in chunk:
-                        answer.error = chunk["error"]
-                        continue
-                    answer.request_id = chunk["id"]
-                    pdd = chunk["pdd"]
-                    assert pdd["position"] == len(prompt) + len(answer.ids), "a gap or a repetition"
-                    answer.ids += pdd["token_ids"]
-                    answer.instances += [pdd["instance"]] * len(pdd["token_ids"])
+        async with self.http.stream("POST", "/v1/completions", json={**body, **fields}) as response:
+            answer.status = response.status_code
+            if response.status_code != 200:
+                answer.error = json.loads(await response.aread())["error"]
+                return answer
+            async for line in response.aiter_lines():
+                if not line or line == "data: [DONE]":
+                    continue
+                chunk = json.loads(line.removeprefix("data: "))
+                if "error" in chunk:
+                    answer.error = chunk["error"]
+                    continue
+                answer.request_id = chunk["id"]
+                pdd = chunk["pdd"]
+                assert pdd["position"] == len(prompt) + len(answer.ids), "a gap or a repetition"
+                answer.ids += pdd["token_ids"]
+                answer.instances += [pdd["instance"]] * len(pdd["token_ids"])
         return answer
 
     async def until(self, condition: Callable[[], bool], what: str, within_s: float = WITHIN_S) -> None:
@@ -135,20 +145,33 @@ class Rig:
             assert time.monotonic() < end, f"not within {within_s} s: {what}"
             await asyncio.sleep(0.005)
 
+    async def metrics(self) -> list[str]:
+        return (await self.http.get("/metrics")).text.splitlines()
+
+    async def noticed(self, host: str) -> None:
+        """The gateway has noticed that a worker is gone."""
+        end = time.monotonic() + WITHIN_S
+        while not any(
+            line.startswith("pddbed_worker_up") and host in line and float(line.split()[-1]) == 0
+            for line in await self.metrics()
+        ):
+            assert time.monotonic() < end, f"{host} is not lost within {WITHIN_S} s"
+            await asyncio.sleep(0.02)
+
     async def settled(self) -> None:
         """Every worker is connected and whole, no request is unsettled, and no block used but by the caches."""
         end = time.monotonic() + WITHIN_S
         state = ""
-        async with httpx.AsyncClient(base_url=self.cluster.base_url, timeout=WITHIN_S) as http:
-            while time.monotonic() < end:
-                health = await http.get("/health")
-                metrics = (await http.get("/metrics")).text.splitlines()
-                used = [line.split()[-1] for line in metrics if line.startswith("pddbed_kv_blocks") and "used" in line]
-                idle = "pddbed_requests_running 0" in metrics
-                if health.status_code == 200 and idle and len(used) == len(WORKERS) and set(map(float, used)) == {0.0}:
-                    return
-                state = f"health {health.text}, blocks used {used}, idle {idle}"
-                await asyncio.sleep(0.02)
+        while time.monotonic() < end:
+            health = await self.http.get("/health")
+            metrics = await self.metrics()
+            used = [line.split()[-1] for line in metrics if line.startswith("pddbed_kv_blocks") and "used" in line]
+            idle = "pddbed_requests_running 0" in metrics
+            workers = len(self.cluster.pids) - 1
+            if health.status_code == 200 and idle and len(used) == workers and set(map(float, used)) == {0.0}:
+                return
+            state = f"health {health.text}, blocks used {used}, idle {idle}"
+            await asyncio.sleep(0.05)
         raise AssertionError(f"not settled within {WITHIN_S} s: {state}")
 
     def record(self, request_id: str) -> dict[str, Any]:
@@ -159,6 +182,6 @@ class Rig:
 
     def check_books(self) -> None:
         """No engine has found its pool's books wrong (it looks whenever it is idle), and no task died of a bug."""
-        for host in ("gw0", *WORKERS):
+        for host in self.roles:
             log = self.cluster.log(host).read_text(errors="replace")
             assert "Traceback" not in log, f"{host}:\n{log[-4000:]}"

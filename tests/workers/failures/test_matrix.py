@@ -15,10 +15,16 @@ from tests.workers.serving import prompt_of
 from workers.engine import Sampling, generate
 from workers.models import LoadedModel
 
-PROMPT, TOKENS = 300, 160
+PROMPT, TOKENS = 200, 100
 STAGES = ("before-prefill", "transfer", "relay", "hand-over", "main-decode")
 OVER = {("p0", "hand-over"), ("p0", "main-decode"), ("rld0", "main-decode")}  # that worker's part is done by then
-LASTING = ("stop", "half-open")  # faults that only a deadline tells
+SILENT = ("stop", "half-open")  # faults that only a deadline tells: what does not need the worker never notices
+NEEDED = {
+    *((worker, stage) for worker in ("p0", "rld0") for stage in ("before-prefill", "transfer")),
+    ("rld0", "relay"),
+    ("md0", "hand-over"),
+    ("md0", "main-decode"),
+}
 
 SEEDS = itertools.count(1000)
 
@@ -36,9 +42,9 @@ def arm(rig: Rig, stage: str) -> None:
         rig.ways["gw0", "p0"].hold("control", "there")
     elif stage == "transfer":
         for target in ("rld0", "md0"):
-            rig.ways["p0", target].hold("kv", "there", after_bytes=200_000)
+            rig.ways["p0", target].hold("kv", "there", after_bytes=100_000)
     elif stage == "relay":
-        rig.ways["p0", "md0"].hold("kv", "there", after_bytes=200_000)
+        rig.ways["p0", "md0"].hold("kv", "there", after_bytes=100_000)
     elif stage == "hand-over":
         rig.ways["rld0", "md0"].hold("control", "there")
 
@@ -55,9 +61,14 @@ def reached(rig: Rig, stage: str, answer: Answer) -> bool:
     return answer.from_("md0") > 3
 
 
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("victim", WORKERS)
-@pytest.mark.parametrize("fault", ["kill", "cut", "stop", "half-open"])
+CASES = [
+    *itertools.product(["kill"], WORKERS, STAGES),
+    *itertools.product(["cut", "stop"], WORKERS, STAGES[1:]),
+    *itertools.product(["half-open"], WORKERS, ["transfer", "main-decode"]),
+]
+
+
+@pytest.mark.parametrize(("fault", "victim", "stage"), CASES)
 def test_the_answer_is_the_controls(tiny: LoadedModel, rig: Rig, fault: str, victim: str, stage: str) -> None:
     prompt = prompt_of(PROMPT, seed=next(SEEDS))
     expected = generate(tiny, prompt, Sampling(max_tokens=TOKENS, ignore_eos=True))
@@ -72,7 +83,10 @@ def test_the_answer_is_the_controls(tiny: LoadedModel, rig: Rig, fault: str, vic
             for way, proxy in rig.ways.items():
                 if victim not in way or fault in ("kill", "stop"):
                     proxy.release()
-            return await asking
+            await asking
+            if fault in SILENT:
+                await rig.noticed(victim)
+            return answer
         finally:
             asking.cancel()
             await rig.heal()
@@ -85,5 +99,7 @@ def test_the_answer_is_the_controls(tiny: LoadedModel, rig: Rig, fault: str, vic
     assert record["success"]
     assert record["pdd_unsettled"] == []
     assert record["output_len"] == TOKENS
-    if (victim, stage) not in OVER:
+    if (fault, victim, stage) == ("stop", "p0", "transfer"):
+        return  # its kernel may have taken all KV before
+    if (victim, stage) in NEEDED if fault in SILENT else (victim, stage) not in OVER:
         assert victim in [loss["lost"] for loss in record["pdd_recovery"]], record["pdd_recovery"]

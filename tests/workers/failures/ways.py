@@ -82,11 +82,15 @@ class Way:
         """Half-open from now on: connections stay, new ones are taken, and nothing passes in either direction."""
         self._frozen = True
 
+    def reset(self) -> None:
+        """Reset every connection; what was held on it is lost."""
+        for line in list(self._lines):
+            line.abort()
+
     def cut(self) -> None:
         """Reset every connection, and every new one until `mend`."""
         self._closed = True
-        for line in list(self._lines):
-            line.abort()
+        self.reset()
         self._tell()
 
     def mend(self) -> None:
