@@ -210,7 +210,7 @@ def test_the_record_tells_the_whole_life(tiny: LoadedModel, tmp_path: Path) -> N
         assert record["ttft"] + sum(record["itl"]) == pytest.approx(record["e2el"], abs=5e-3)
         assert record["pdd_pipeline"] == "p-rld-md"
         assert record["pdd_rld_tokens"] + record["pdd_md_tokens"] == 120
-        assert record["pdd_handoff_mode"] == "one-shot"
+        assert record["pdd_handoff_mode"] == "catch-up"
         assert record["pdd_delta_bytes"] == 100 * 2048
         assert 80 < record["pdd_kv_xfer_ms"] < 1000, "200 KB at 2 MB/s"
         assert record["pdd_kv_queue_ms"] == 0
