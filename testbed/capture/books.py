@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from testbed.capture.context import Context, LabHost, Passage
-from testbed.capture.counters import SLACK_NS, PairCount
+from testbed.capture.counters import PairCount
 from testbed.capture.packets import Segment
 from workers.wire.dissect import UNKNOWN, Piece, request_of
 from workers.wire.messages import KvBegin, KvBlocks, KvEnd, KvReceived, TokenIds, Tokens
+
+STARVED_NS = 200_000_000  # for so long a busy machine may keep a process between counting a frame and passing it on
 
 
 class Passed(NamedTuple):
@@ -155,8 +157,8 @@ class Books:
             pair.sent += size
         if count.received_within[0] <= time_ns + after_ns <= count.received_within[1]:
             pair.received += size
-        earliest_ns = min(passed.busy_since_ns, time_ns) - before_ns - SLACK_NS
-        latest_ns = max(passed.acknowledged_ns, time_ns + after_ns) + SLACK_NS
+        earliest_ns = min(passed.busy_since_ns, time_ns) - before_ns - STARVED_NS
+        latest_ns = max(passed.acknowledged_ns, time_ns + after_ns) + STARVED_NS
         edges: list[int] = []
         if not count.begins_level:
             edges += (begin, count.received_within[0])

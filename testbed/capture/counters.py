@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _PATIENCE_S = 3.0
 _POLL_S = 0.002
 _TOGETHER_NS = 100_000_000  # notes of two workers nearer than this belong to one reading
-SLACK_NS = 200_000_000  # what may lie between a count and its packets where a busy machine makes a process wait
+SLACK_NS = 50_000_000  # what may lie between a count and its packets
 _NEGLIGIBLE = 0.01  # of what was counted: may be left out for the sake of a level reading
 Key = tuple[str, str, str]  # peer, "sent" or "received", class
 Window = tuple[int, int]  # Unix nanoseconds, first and last
