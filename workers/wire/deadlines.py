@@ -61,8 +61,9 @@ class Path:
         return 10.0 * self.patience + 4 * self.rtt_s + self.queue_s
 
     def retry_s(self, failures: int) -> float:
-        """Pause before dialling after `failures` in a row: none after none, then 50 ms doubling to 2 s."""
-        return min(2.0, 0.05 * 2 ** min(failures - 1, 10)) if failures else 0.0
+        """Pause before dialling after `failures` in a row: none after none, then 50 ms doubling to 2 s (x patience)."""
+        longest = min(2.0, max(0.1, 2.0 * self.patience))
+        return min(longest, 0.05 * 2 ** min(failures - 1, 10)) if failures else 0.0
 
 
 SAME_DATACENTER = Path()
