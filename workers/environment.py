@@ -25,6 +25,14 @@ class EnvironmentProblem(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Speculative:
+    """How main decode guesses ahead: the last `ngram` tokens are looked up, up to `draft` are guessed."""
+
+    ngram: int = 3
+    draft: int = 4
+
+
+@dataclass(frozen=True, slots=True)
 class Serving:
     """How a lab serves (the topology file's `serving:`)."""
 
@@ -41,6 +49,8 @@ class Serving:
     max_waiting: int = 1024
     drain_ns: int = 10_000_000_000
     kv_chunk: int = 256
+    speculative: Speculative | None = None
+    """None: one token a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +207,20 @@ class _Reader:
                 self._problems.append(f"PDDBED_PEERS has {entry!r}; a peer needs name, role, address and port")
         return tuple(peers)
 
+    def _speculative(self, fields: Any) -> Speculative | None:
+        if fields is None:
+            return None
+        try:
+            speculative = Speculative(**fields)
+        except TypeError:
+            self._problems.append(f"serving.speculative is {fields!r}; it has ngram and draft, or is null")
+            return None
+        for name in ("ngram", "draft"):
+            number = getattr(speculative, name)
+            if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+                self._problems.append(f"serving.speculative.{name} is {number!r}; it must be a whole number from 1")
+        return speculative
+
     def _serving(self) -> Serving:
         fields = self._json("PDDBED_SERVING", dict, {})
         defaults = Serving()
@@ -215,6 +239,7 @@ class _Reader:
             max_running=fields.get("max_running", defaults.max_running),
             max_waiting=fields.get("max_waiting", defaults.max_waiting),
             drain_ns=fields.get("drain", defaults.drain_ns),
+            speculative=self._speculative(fields.get("speculative")),
         )
         for name, value, known in (
             ("pipeline", serving.pipeline, PIPELINES),

@@ -138,6 +138,9 @@ class RequestLog:
             "pdd_rld_hold_ms": (hold.end_ns - hold.start_ns) / NS_PER_MS if hold else None,
             "pdd_rld_tokens": self._tokens_of("relay-decode"),
             "pdd_md_tokens": self._tokens_of("main-decode"),
+            # speculative decoding: tokens guessed, and those of them that held
+            "pdd_drafted_tokens": sum(span.drafted for _, span in self.spans),
+            "pdd_accepted_tokens": sum(span.accepted for _, span in self.spans),
         }
 
     def _pause_ms(self) -> float | None:
@@ -167,7 +170,20 @@ def span_row(instance: str, span: Span) -> dict[str, Any]:
         "start_ns": span.start_ns,
         "end_ns": span.end_ns,
     }
-    for detail in ("peer", "bytes", "tokens", "cached", "queue_ns", "chunks", "waited_ns", "rounds", "mode", "reason"):
+    for detail in (
+        "peer",
+        "bytes",
+        "tokens",
+        "cached",
+        "queue_ns",
+        "chunks",
+        "waited_ns",
+        "rounds",
+        "drafted",
+        "accepted",
+        "mode",
+        "reason",
+    ):
         if value := getattr(span, detail):
             row[detail] = value
     return row

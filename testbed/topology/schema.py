@@ -174,6 +174,13 @@ class KvPool(Section):
     warm: Flag = Field(default=True, description="Open the connections' TCP windows with padding when they are new.")
 
 
+class Speculative(Section):
+    """Main decode guesses several tokens ahead, by looking up what followed the last ones before, and verifies them."""
+
+    ngram: Annotated[int, whole(1, 16)] = Field(default=3, description="Tokens that are looked up.")
+    draft: Annotated[int, whole(1, 64)] = Field(default=4, description="Tokens guessed at most.")
+
+
 class Serving(Section):
     """How requests are served."""
 
@@ -208,6 +215,7 @@ class Serving(Section):
     kv_chunk: Annotated[int, whole(1, 1 << 20)] = Field(
         default=256, description="Tokens whose KV leaves at once with kv_send chunked; whole blocks."
     )
+    speculative: Speculative | None = Field(default=None, description="Speculative decoding on MD. Left out: none.")
 
 
 class Api(Section):

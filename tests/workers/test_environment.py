@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from workers.environment import EnvironmentProblem, Serving, read_environment
+from workers.environment import EnvironmentProblem, Serving, Speculative, read_environment
 from workers.models import ModelSpec
 from workers.wire.deadlines import Path
 
@@ -37,6 +37,7 @@ GOOD = {
             "kv_send": "chunked",
             "kv_chunk": 64,
             "offload_threshold": 2000,
+            "speculative": {"ngram": 2},
         }
     ),
     "PDDBED_READY_FD": "5",
@@ -58,6 +59,7 @@ def test_everything_is_read_once() -> None:
         kv_warm=False,
         kv_send="chunked",
         kv_chunk=64,
+        speculative=Speculative(ngram=2, draft=4),
     )
     assert environment.ready_fd == 5
     assert environment.api_fd is None
@@ -87,6 +89,8 @@ def test_everything_is_read_once() -> None:
         ({"PDDBED_SERVING": '{"kv_pool": {"warm": 1}}'}, "serving.kv_pool.warm is 1; it must be true or false"),
         ({"PDDBED_SERVING": '{"kv_chunk": 0}'}, "serving.kv_chunk is 0; it must be a whole number from 1"),
         ({"PDDBED_SERVING": '{"offload_threshold": "5k"}'}, "serving.offload_threshold is '5k'; it must be a whole"),
+        ({"PDDBED_SERVING": '{"speculative": true}'}, "serving.speculative is True; it has ngram and draft"),
+        ({"PDDBED_SERVING": '{"speculative": {"draft": 0}}'}, "serving.speculative.draft is 0; it must be a whole"),
         ({"PDDBED_SERVING": '{"relay_threshold": 95}'}, "serving.relay_threshold is 95; it must be a share"),
     ],
 )

@@ -62,7 +62,9 @@ class Active:
         if self._decode is not None:
             name, start_ns, inherited = self._decode
             self._decode = None
-            self.span(name, start_ns, time.monotonic_ns(), tokens=len(self.answer) - inherited)
+            drafted, accepted = self.sequence.drafted, self.sequence.accepted
+            tokens = len(self.answer) - inherited
+            self.span(name, start_ns, time.monotonic_ns(), tokens=tokens, drafted=drafted, accepted=accepted)
 
     def end(self, failure: RequestFailed | None = None) -> None:
         """Stop now: cancelled, or failed with a name."""

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from workers.cache import BlockCache
-from workers.engine import BlockPool, EngineRunner, Generated, OutOfBlocks, Sequence
+from workers.engine import BlockPool, EngineRunner, Generated, OutOfBlocks, Sequence, Speculation
 from workers.environment import WorkerEnvironment
 from workers.models import LoadedModel
 from workers.roles.active import Active, Bounded, RequestFailed, engine_sampling, logprobs_of
@@ -87,7 +87,9 @@ class Worker(Answers):
         self.cache = BlockCache(
             self.pool, loaded.fingerprint, self.notices.changed, keeps_unfilled=self.adopts_unfilled
         )
-        self.runner = EngineRunner(loaded, self.pool, cache=self.cache)
+        speculative = environment.serving.speculative if environment.role == "main-decode" else None
+        speculation = Speculation(speculative.ngram, speculative.draft) if speculative else None
+        self.runner = EngineRunner(loaded, self.pool, cache=self.cache, speculation=speculation)
         self.active: dict[str, Active] = {}
         self.ended = Bounded()
         self._tasks: set[asyncio.Task[None]] = set()

@@ -339,6 +339,8 @@ class Span(Struct, frozen=True, kw_only=True, omit_defaults=True):
     chunks: int = 0  # of KV that left while prefill still computed; 0: everything left after it
     waited_ns: int = 0  # of a transfer that followed prefill: how long there was nothing to send
     rounds: int = 0  # of catching up
+    drafted: int = 0  # tokens guessed ahead while decoding
+    accepted: int = 0  # of those, the ones that the model chose itself
     mode: str = ""  # of a hand-over, and why it was chosen
     reason: str = ""
 

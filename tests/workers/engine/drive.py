@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Iterable
 
 import torch
 
 from workers.engine import BlockPool, Chunk, Engine, Sampling, Sequence
-from workers.models import LoadedModel
+from workers.models import LoadedModel, ModelSpec, load_model
 from workers.models.catalogue import BUILT_IN
 
 LENGTHS = [1, 15, 16, 17, 500]
@@ -39,6 +40,14 @@ def prompt(loaded: LoadedModel, length: int) -> list[int]:
     ids = loaded.tokenizer.encode(TEXT + " " + TEXT)
     assert len(ids) >= length
     return ids[:length]
+
+
+def repetitive_model() -> LoadedModel:
+    """A `tiny` that hardly looks at its context, and so repeats itself as people do who edit code."""
+    loaded = load_model(ModelSpec("tiny"))
+    for layer in loaded.model.layers:
+        layer.heads.qkv.mul_(0.1)
+    return dataclasses.replace(loaded, fingerprint="repetitive")
 
 
 class Stand:

@@ -1,7 +1,6 @@
 """Guessing ahead changes nothing but the number of steps: not an answer, not the KV, not what the cache keeps."""
 
 import asyncio
-import dataclasses
 from collections.abc import Iterable
 
 import pytest
@@ -9,10 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.workers.engine.drive import Stand, prompt, relative_difference
+from tests.workers.engine.drive import Stand, prompt, relative_difference, repetitive_model
 from workers.cache import BlockCache
 from workers.engine import BlockPool, Chunk, Drafter, EngineRunner, Sampling, Sequence, Speculation, generate
-from workers.models import LoadedModel, ModelSpec, load_model
+from workers.models import LoadedModel
 
 GREEDY = Sampling(max_tokens=120, ignore_eos=True)
 SEEDED = Sampling(max_tokens=120, ignore_eos=True, temperature=0.3, top_p=0.9, seed=11)
@@ -20,11 +19,7 @@ SEEDED = Sampling(max_tokens=120, ignore_eos=True, temperature=0.3, top_p=0.9, s
 
 @pytest.fixture(scope="module")
 def repetitive() -> LoadedModel:
-    """A `tiny` that hardly looks at its context, and so repeats itself as people do who edit code."""
-    loaded = load_model(ModelSpec("tiny", seed=0))
-    for layer in loaded.model.layers:
-        layer.heads.qkv.mul_(0.1)
-    return dataclasses.replace(loaded, fingerprint="repetitive")
+    return repetitive_model()
 
 
 # -- the drafter -----------------------------------------------------------------------------------------------
