@@ -285,10 +285,11 @@ class MainDecodeWorker(DecodeWorker):
     def on_lost(self, peer: str, reason: str) -> None:
         super().on_lost(peer, reason)
         for active in self.active.values():
-            if (
-                isinstance(active, MainDecoding)
-                and active.spec.relay == peer
-                and active.asked_ns is not None
-                and not active.following.relayed.over
-            ):
+            if not isinstance(active, MainDecoding) or active.spec.relay != peer or active.asked_ns is None:
+                continue
+            relayed = active.following.relayed
+            if not relayed.over:
                 self._unheard(active, f"{peer} was lost before the hand-over: {reason}")
+            elif relayed.tail:  # it will not come any more
+                relayed.tail = 0
+                active.following.note()

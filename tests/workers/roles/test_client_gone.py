@@ -32,7 +32,8 @@ async def leave_when(lab: SlowWan, stage: str, prompt: list[int], stream: bool) 
         ),
         "relay": lambda: any(len(a.answer) > 5 for a in lab.rld0.active.values()),
         "hand-over": lambda: (
-            any(a.arrived.done() and not a.following.relayed.over for a in lab.md0.active.values()) and not lab.rld0.active
+            any(a.asked_ns is not None and not a.following.relayed.over for a in lab.md0.active.values())
+            and not lab.rld0.active
         ),
         "main decode": lambda: any(a.following.relayed.over and len(a.answer) > 20 for a in lab.md0.active.values()),
     }[stage]

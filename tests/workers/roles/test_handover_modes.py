@@ -1,0 +1,310 @@
+"""What makes each mode of hand-over what it is: who computes what, what crosses, who is stopped, what is recorded."""
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.workers.roles.steps import steps
+from tests.workers.roles.test_equality import assert_same_kv, keep_kv
+from tests.workers.roles.test_handover import PROMPT, lab_of, only, until
+from tests.workers.serving import prompt_of, run
+from workers.engine import BlockPool, EngineRunner, OutOfBlocks, Sampling, generate
+from workers.models import LoadedModel
+from workers.roles.handover import Following
+from workers.wire import kv_tail
+
+
+def record_of(directory: Path) -> dict[str, Any]:
+    """The last request's, complete."""
+    record: dict[str, Any] = json.loads((directory / "requests.jsonl").read_text().splitlines()[-1])
+    return record
+
+
+def without_room_once(pool: BlockPool) -> None:
+    allocate = pool.allocate
+
+    def none(count: int) -> list[int]:
+        pool.allocate = allocate  # type: ignore[method-assign]
+        raise OutOfBlocks(f"a test has no room for {count} blocks")
+
+    pool.allocate = none  # type: ignore[method-assign]
+
+
+def slow(worker: Any, seconds: float) -> None:
+    """Every step of a worker's engine takes so much longer, without the CPU."""
+    compute = worker.runner._engine.compute
+
+    def late(batch: Any) -> Any:
+        time.sleep(seconds)
+        return compute(batch)
+
+    worker.runner._engine.compute = late
+
+
+# -- kv ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [1, 16, 17, 100])
+def test_kv_takes_the_relays_kv_as_it_is_and_computes_one_token(tiny: LoadedModel, tmp_path: Path, length: int) -> None:
+    prompt = prompt_of(length)
+    expected = generate(tiny, prompt, Sampling(max_tokens=80, ignore_eos=True))
+
+    async def test() -> None:
+        async with lab_of(tiny, tmp_path, "kv") as lab:
+            relayed, taken = keep_kv(lab.rld0), keep_kv(lab.md0)
+            answer = await lab.complete_after_relay(prompt, 80, relayed=20, ignore_eos=True)
+            assert answer["pdd"]["token_ids"] == expected
+            await lab.check_released()
+            made = answer["pdd"]["instances"].count("rld0")
+            ours, theirs = relayed[0][1], taken[0][1]
+            assert len(ours) == length + made - 1, "the relay's last token was not computed by anybody yet"
+            assert np.array_equal(ours, theirs[: len(ours)]), "to the bit"
+            record = record_of(tmp_path)
+            assert (record["pdd_handoff_mode"], record["pdd_handoff_reason"]) == ("kv", "configured")
+            assert record["pdd_handoff_recomputed"] == 1
+            assert record["pdd_handoff_kv_bytes"] == (made - 1) * lab.md0.bytes_per_token
+            assert lab.rld0.counters.bytes("md0", "sent", "kv") > record["pdd_handoff_kv_bytes"]
+
+    run(test())
+
+
+def test_an_answer_changes_when_any_frame_of_its_kv_is_zeroed_on_the_way(tiny: LoadedModel, tmp_path: Path) -> None:
+    expected = generate(tiny, PROMPT, Sampling(max_tokens=120, ignore_eos=True))
+
+    async def test() -> None:
+        async with lab_of(tiny, tmp_path, "kv") as lab:
+            take_tail = lab.md0.take_tail
+            lab.md0.take_tail = lambda peer, tail, kv: take_tail(peer, tail, memoryview(bytes(len(kv))))
+            answer = await lab.complete_after_relay(PROMPT, 120, relayed=40, ignore_eos=True)
+            made = answer["pdd"]["instances"].count("rld0")
+            assert answer["pdd"]["token_ids"][:made] == expected[:made]
+            assert answer["pdd"]["token_ids"] != expected
+
+    run(test())
+
+
+def test_ids_are_a_hundred_times_fewer_bytes_than_the_kv_of_the_same_tokens(tiny: LoadedModel, tmp_path: Path) -> None:
+    """Whole frames of ids against the bare KV, both as the workers count them on their connections."""
+
+    async def test() -> None:
+        sent: dict[str, tuple[int, int, int]] = {}
+        for mode in ("one-shot", "kv"):
+            directory = tmp_path / mode
+            async with lab_of(tiny, directory, mode) as lab:
+                await lab.complete_after_relay(PROMPT, 200, relayed=60, ignore_eos=True)
+                await lab.check_released()
+                record, counters = record_of(directory), lab.rld0.counters
+                ids, kv = (counters.bytes("md0", "sent", kind) for kind in ("token-ids", "kv"))
+                assert ids == record["pdd_handoff_id_bytes"]
+                sent[mode] = record["pdd_rld_tokens"], ids, kv
+        tokens, ids, kv = sent["one-shot"]
+        kv_tokens, _, kv_of_tokens = sent["kv"]
+        assert kv == 0
+        assert kv_of_tokens / (kv_tokens - 1) > 100 * ids / tokens
+
+    run(test())
+
+
+@pytest.mark.parametrize("fault", ["refused", "corrupt", "connection cut", "peer cut", "no room"])
+def test_when_its_kv_does_not_come_main_decode_computes_it(
+    tiny: LoadedModel, tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_tail, "FRAME_BODY_BYTES", 8 * 2048)
+    expected = generate(tiny, PROMPT, Sampling(max_tokens=100, ignore_eos=True))
+    serving = {"kv_pool": {"connections": 1, "warm": False}}
+
+    async def test() -> None:
+        lab = lab_of(tiny, tmp_path, "kv", serving=serving)
+        if fault == "corrupt":
+            lab.ids.spoil_at = 40_000  # of each connection; but for KV none carries so much
+        async with lab:
+            ((channel,), taken, take_tail) = (lab.rld0.peers.pools["md0"]._idle, [], lab.md0.take_tail)
+            port = channel.connection._stream._sock.getsockname()[1]
+
+            def take(peer: str, tail: Any, kv: memoryview) -> str | None:
+                taken.append(tail)
+                if len(taken) == 3:
+                    if fault == "refused":
+                        return "a test has enough of it"
+                    if fault == "no room":
+                        without_room_once(lab.md0.pool)
+                    if fault.endswith("cut"):
+                        lab.ids.cut(port if fault == "connection cut" else None)
+                return take_tail(peer, tail, kv)
+
+            lab.md0.take_tail = take
+            answer = await lab.complete_after_relay(PROMPT, 100, relayed=50, ignore_eos=True)
+            assert answer["pdd"]["token_ids"] == expected
+            assert set(answer["pdd"]["instances"]) == {"rld0", "md0"}
+            await lab.check_released(within_s=5)
+            record = record_of(tmp_path)
+            assert record["pdd_handoff_recomputed"] > 1
+            assert record["pdd_handoff_kv_bytes"] == 0, "none that was acknowledged"
+
+    run(test())
+
+
+# -- catch-up ----------------------------------------------------------------------------------------------------
+
+
+def test_catch_up_computes_round_after_round_while_the_relay_goes_on(tiny: LoadedModel, tmp_path: Path) -> None:
+    expected = generate(tiny, PROMPT, Sampling(max_tokens=120, ignore_eos=True))
+
+    async def test() -> None:
+        async with lab_of(tiny, tmp_path, "catch-up") as lab:
+            relayed, recomputed = keep_kv(lab.rld0), keep_kv(lab.md0)
+            lab.wan.pause()
+            with steps(lab.rld0, lab.md0) as (relay, main):
+                asking = asyncio.create_task(lab.complete(PROMPT, 120, ignore_eos=True))
+                relay.allow(30)
+                await until(lambda: bool(lab.rld0.active) and len(only(lab.rld0).answer) == 31, "the relay decodes")
+                lab.wan.resume()
+                await until(lambda: bool(lab.md0.active) and only(lab.md0).following.rounds == [31], "a first round")
+                relay.allow(10)
+                await until(lambda: only(lab.md0).following.waiting == 10, "the relay went on and told each id")
+                main.allow(1)
+                await until(lambda: only(lab.md0).following.rounds == [31, 10], "a second round")
+                assert not only(lab.rld0).stopping, "10 were too many to stop it"
+                main.allow(1)
+                await until(lambda: only(lab.rld0).stopping, "no gap: the relay is told to stop")
+                relay.allow(1)
+                main.free()
+                answer = await asking
+            assert answer["pdd"]["token_ids"] == expected
+            assert answer["pdd"]["instances"] == ["rld0"] * 42 + ["md0"] * 78
+            await lab.check_released()
+            assert_same_kv(relayed[0][1], recomputed[0][1], len(PROMPT))
+        record = record_of(tmp_path)
+        assert (record["pdd_handoff_mode"], record["pdd_handoff_rounds"]) == ("catch-up", 3)
+        assert record["pdd_handoff_recomputed"] == 1, "in the pause"
+        assert record["pdd_handoff_kv_bytes"] == 0
+        assert record["pdd_rld_hold_ms"] > record["pdd_handoff_pause_ms"] > 0
+
+    run(test())
+
+
+def test_following_replaces_what_it_had_sampled_by_what_the_relay_says(tiny: LoadedModel) -> None:
+    """Another machine may round another way; what the client has seen is right."""
+
+    async def test() -> None:
+        pool = BlockPool(tiny.config, 40, 16)
+        runner = EngineRunner(tiny, pool)
+        runner.start()
+        told = [65, 66, 67, 90, 91, 92, 33]
+        following = Following(runner, runner.new_sequence("a", PROMPT, len(PROMPT), Sampling(max_tokens=50)))
+        sequence = following._sequence
+        for start, end in ((0, 2), (2, 3), (3, 7)):
+            following.relayed.offer(len(PROMPT) + start, told[start:end])
+            token = await following.follow()
+            assert token.position == len(PROMPT) + end
+            assert sequence.tokens == [*PROMPT, *told[:end], token.token_id]
+        fresh = runner.new_sequence("b", [*PROMPT, *told], len(PROMPT), Sampling(max_tokens=50))
+        assert (await runner.prefill(fresh)).token_id == token.token_id
+        ours, theirs = (pool.storage[s.blocks].flatten(0, 1)[: s.computed] for s in (sequence, fresh))
+        assert (ours - theirs).abs().max() <= 1e-5 * theirs.abs().max()
+        await runner.close()
+        pool.check_integrity(holders=[])
+
+    run(test())
+
+
+# -- overlap -----------------------------------------------------------------------------------------------------
+
+
+def test_overlap_both_decode_until_the_gateway_stops_the_relay(tiny: LoadedModel, tmp_path: Path) -> None:
+    expected = generate(tiny, PROMPT, Sampling(max_tokens=150, ignore_eos=True))
+
+    async def test() -> None:
+        async with lab_of(tiny, tmp_path, "overlap", wan_rtt_ns=10**9) as lab:
+            slow(lab.rld0, 0.02)
+            answer = await lab.complete_after_relay(PROMPT, 150, relayed=10, ignore_eos=True)
+            assert answer["pdd"]["token_ids"] == expected
+            await lab.check_released(within_s=5)
+            made_by, record = answer["pdd"]["instances"], record_of(tmp_path)
+            assert made_by[-1] == "md0"
+            assert record["pdd_handoff_mode"] == "overlap"
+            told = [span["name"] for span in record["pdd_spans"]]
+            assert told.index("main-decode") > told.index("relay-stop"), "the relay had to be stopped"
+
+    run(test())
+
+
+def test_overlap_with_a_slower_main_decode_stops_the_relay_all_the_same(tiny: LoadedModel, tmp_path: Path) -> None:
+    expected = generate(tiny, PROMPT, Sampling(max_tokens=160, ignore_eos=True))
+
+    async def test() -> None:
+        async with lab_of(tiny, tmp_path, "overlap") as lab:
+            slow(lab.rld0, 0.004)
+            slow(lab.md0, 0.016)
+            asking = asyncio.create_task(lab.complete_after_relay(PROMPT, 160, relayed=10, ignore_eos=True))
+            await until(lambda: bool(lab.md0.active) and only(lab.md0).overlapping, "both decode")
+            await until(lambda: not lab.rld0.active, "the relay has been stopped")
+            answer = await asking
+            assert answer["pdd"]["token_ids"] == expected
+            assert answer["pdd"]["instances"].count("rld0") < 150
+            assert answer["pdd"]["instances"][-1] == "md0"
+            await lab.check_released()
+
+    run(test())
+
+
+# -- auto --------------------------------------------------------------------------------------------------------
+
+
+def test_auto_holds_an_idle_relay_and_frees_a_crowded_one_and_says_why(tiny: LoadedModel, tmp_path: Path) -> None:
+    prompts = [prompt_of(60, seed=seed) for seed in range(6)]
+    expected = [generate(tiny, prompt, Sampling(max_tokens=60, ignore_eos=True)) for prompt in prompts]
+
+    async def test() -> None:
+        async with lab_of(tiny, tmp_path, "auto") as lab:
+            await lab.complete_after_relay(PROMPT, 60, relayed=5, ignore_eos=True)
+            await lab.check_released()
+            alone = record_of(tmp_path)
+            assert (alone["pdd_handoff_mode"], alone["pdd_handoff_reason"]) == (
+                "catch-up",
+                "the relay has room: it decodes 0 others, none on their way",
+            )
+            lab.wan.pause()
+            with steps(lab.rld0) as (relay,):
+                asking = [asyncio.create_task(lab.complete(prompt, 60, ignore_eos=True)) for prompt in prompts]
+                relay.allow(3)
+                await until(lambda: sum(a.decoding for a in lab.rld0.active.values()) == 6, "all are on the relay")
+                lab.wan.resume()
+                await until(lambda: any(a.asked_ns for a in lab.rld0.active.values()), "main decode asks for one")
+                crowded = next(a for a in lab.rld0.active.values() if a.asked_ns)
+                assert (crowded.mode, crowded.reason) == ("one-shot", "the relay decodes 5 others")
+                relay.free()
+                answers = await asyncio.gather(*asking)
+            assert [answer["pdd"]["token_ids"] for answer in answers] == expected
+            await lab.check_released()
+
+    run(test())
+
+
+# -- a crowd -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["catch-up", "overlap", "kv"])
+def test_in_a_crowd_everybody_is_answered_rightly(tiny: LoadedModel, tmp_path: Path, mode: str) -> None:
+    cases = [(prompt_of(length, seed=length), 25 + length % 7) for length in (1, 15, 16, 17, 40, 100)]
+    expected = [generate(tiny, prompt, Sampling(max_tokens=tokens)) for prompt, tokens in cases]
+
+    async def test() -> None:
+        async with lab_of(tiny, tmp_path, mode) as lab:
+            at_once = asyncio.Semaphore(8)
+
+            async def one(index: int) -> None:
+                async with at_once:
+                    prompt, tokens = cases[index % len(cases)]
+                    answer = await lab.complete(prompt, tokens)
+                    assert answer["pdd"]["token_ids"] == expected[index % len(cases)]
+
+            await asyncio.gather(*(one(index) for index in range(30)))
+            await lab.check_released(within_s=5)
+
+    run(test())
