@@ -110,18 +110,21 @@ class LiveRequest:
             self.log.instances.append(token.instance)
         self.queue.put_nowait(tokens)
 
-    def note_loss(self, lost: str, failure: RequestFailed, by: list[str], how: str) -> None:
-        """For the record: what was lost, after how many tokens of the answer, and who goes on with it."""
+    def note_loss(self, lost: str, failure: RequestFailed) -> None:
+        """For the record: what was lost, why, and after how many tokens of the answer."""
         entry: dict[str, Any] = {
             "at_ms": (time.monotonic_ns() - self.log.start_ns) / 1e6,
             "position": len(self.merge.delivered),
             "lost": lost,
             "error": failure.name,
             "reason": str(failure),
-            "how": how,
-            "by": by,
         }
         self.log.recovery.append(entry)
+
+    def note_recovery(self, how: str, by: list[str]) -> None:
+        """For the record: who goes on after the latest loss. Said again, when that comes to nothing either."""
+        if self.log.recovery:
+            self.log.recovery[-1].update(how=how, by=by)
 
     def replay(self, route: Route, deadline_s: float) -> Attempt:
         """A new attempt that goes on where the answer is now."""

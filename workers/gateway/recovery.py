@@ -55,9 +55,9 @@ class Recovery:
             return
         if failure.name not in ANSWERLESS:
             request.losses.setdefault(worker, failure)
-        if attempt.decoders:
-            request.note_loss(worker, failure, attempt.decoders[:1], "goes-on")
-        self.check_hope(request, attempt, worker, failure)
+            request.note_loss(worker, failure)
+        request.note_recovery("goes-on", attempt.decoders[:1])
+        self.check_hope(request, attempt)
 
     def take_over(self, request: LiveRequest, attempt: Attempt, message: Unheard) -> None:
         """Main decode does not hear its relay: it gets the ids from here."""
@@ -67,21 +67,19 @@ class Recovery:
         known = request.answered_in(attempt)
         take_over = Without(request=attempt.spec.id, lost=message.peer, ids=known, finish_reason=finish_reason)
         self.peers.post_if_up(main, take_over)
-        if not request.over and not attempt.unheard:
+        if not request.over and not attempt.unheard and message.peer not in attempt.gone:
             attempt.unheard = True
-            request.note_loss(message.peer, RequestFailed("unheard", message.reason), [main], "take-over")
+            request.note_loss(message.peer, RequestFailed("unheard", message.reason))
+            request.note_recovery("take-over", [main])
 
-    def check_hope(
-        self, request: LiveRequest, attempt: Attempt, worker: str = "", failure: RequestFailed | None = None
-    ) -> None:
+    def check_hope(self, request: LiveRequest, attempt: Attempt) -> None:
         """Begin a replay when nobody of the latest attempt can make the rest of the answer."""
         if attempt is not request.attempt or attempt.decoders or request.over or request.merge.finished:
             return
         if request.stranded is None:
-            cause = failure or RequestFailed("worker_lost", "the answer ended before its end")
-            self.recover(request, worker, cause)
+            self.recover(request)
 
-    def recover(self, request: LiveRequest, worker: str = "", cause: RequestFailed | None = None) -> None:
+    def recover(self, request: LiveRequest) -> None:
         """Replay the prompt and what was answered on workers that are there; wait a while for one, or fail."""
         self.cancel_workers(request, "replayed elsewhere")
         avoid: set[str] = set()
@@ -98,8 +96,7 @@ class Recovery:
                 if request.stranded is not None:
                     request.stranded.cancel()
                     request.stranded = None
-                if cause is not None:
-                    request.note_loss(worker, cause, list(route.workers), "replay")
+                request.note_recovery("replay", list(route.workers))
                 return
             avoid.add(route.prefill)
             attempt.unsettled.clear()  # nobody has heard of it
@@ -123,6 +120,7 @@ class Recovery:
         if not absent:
             self._give_up(request)
             return
+        request.note_recovery("nobody", [])
         wait_s = max(peer.path.connect_s for peer in absent)
         request.stranded = asyncio.get_running_loop().call_later(wait_s, self._give_up, request)
 
