@@ -161,7 +161,8 @@ async def nothing_process(source: Source) -> AsyncIterator[tuple[psutil.Process,
     finally:
         process.terminate()
         process.wait(10)
-        process.stdout.close()
+        if process.stdout is not None:
+            process.stdout.close()
         server.close()
         with suppress(TimeoutError):
             await asyncio.wait_for(server.wait_closed(), 2)

@@ -82,6 +82,7 @@ async def soak(cluster: LocalCluster, cases: Sequence[Case], at_once: int, windo
     first, last = readings[0], readings[-1]
     return {
         "requests": len(cases),
+        "shortened": sum(case.shortened for case in cases),
         "answered": answered,
         "clients_that_left": left,
         "tokens": tokens,
@@ -118,7 +119,12 @@ def run(loaded: LoadedModel, requests: int, at_once: int, windows: int = WINDOWS
     print(file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="pddbed-soak-") as directory:
         with LocalCluster(Layout(kv_bytes=KV_BYTES), Path(directory)) as cluster:
-            found = asyncio.run(soak(cluster, cases, at_once, windows))
+            try:
+                found = asyncio.run(soak(cluster, cases, at_once, windows))
+            except BaseException:
+                for name in cluster.pids:
+                    print(f"--- {name}:\n{cluster.log(name).read_text(errors='replace')[-2000:]}", file=sys.stderr)
+                raise
             found["bugs"] = bugs_in_logs(cluster)
             lines = (cluster.records / "requests.jsonl").read_text().splitlines()
         records = [json.loads(line) for line in lines]
