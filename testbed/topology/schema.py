@@ -196,7 +196,10 @@ class Serving(Section):
         default=512, description="Uncached tokens above which prfaas prefills in P's datacenter."
     )
     handoff: Literal["auto", "one-shot", "catch-up", "overlap", "kv"] = Field(
-        default="auto", description="How MD takes over from RLD."
+        default="auto", description="How MD takes over from RLD. auto: catch-up, or one-shot from a busy RLD."
+    )
+    end_on_rld: Flag = Field(
+        default=False, description="An answer that ends on RLD does not complete MD's cache: for the experiment."
     )
     block_size: Annotated[int, whole(1, 1024)] = Field(default=16, description="Tokens in a KV block.")
     kv_pool: Annotated[KvPool, _nothing_is_empty] = Field(default_factory=KvPool)

@@ -38,5 +38,3 @@ def _asked_for(file: TopologyFile) -> Iterator[tuple[Path, str, str]]:
             yield (*path, "device"), "device cuda", "write cpu"
         if readable(host.profile) and host.profile not in (None, "native"):
             yield (*path, "profile"), f"profile {quote(host.profile)}", "write native"
-    if file.serving.handoff in ("catch-up", "overlap", "kv"):
-        yield ("serving", "handoff"), f"hand-over {file.serving.handoff}", "write auto or one-shot"
