@@ -21,7 +21,7 @@ boot=systemd-sysv,udev,dbus,kmod,openssh-server,sudo,linux-image-amd64,initramfs
 project_needs=$(. "$project/testbed/vagrant/guest-packages.sh"; IFS=,; echo "${guest_packages[*]}")
 rm -rf "$root" "$contents"; mkdir -p "$contents"
 say "Debian's packages"
-mmdebstrap --quiet --variant=minbase --mode=root --aptopt='Apt::Install-Recommends "false"' \
+mmdebstrap --variant=minbase --mode=root --aptopt='Apt::Install-Recommends "false"' \
   --include="$boot,$project_needs,ca-certificates,rsync" \
   --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
   --dpkgopt='path-exclude=/usr/share/doc/*' \
