@@ -4,7 +4,7 @@ The control is one engine alone, one sequence at a time, the same weights. An an
 tokens, at consecutive positions, each exactly once.
 
 A question has one right answer only where the model prefers one token by more than fp32 rounding: sums in another
-order (a batch, an extend) move logits by some 1e-5, and among ten thousand tokens of `tiny` there is a pair of candidates
+order (a batch, an extend) move logits by some 1e-5, and in ten thousand tokens of `tiny` there is a pair of candidates
 closer than that (seen: 5e-7). So an answer is asked for up to the first place where the control's two best candidates
 are closer than CLEAR; how many answers that shortens is counted. What is compared is compared exactly.
 """
