@@ -20,10 +20,12 @@ from workers.wire.messages import (
     KvEnd,
     KvReceived,
     KvRefused,
+    KvTail,
     KvWanted,
     Message,
     Prefill,
     Report,
+    StopRelay,
     TokenIds,
     Tokens,
     decode,
@@ -31,7 +33,7 @@ from workers.wire.messages import (
 
 UNKNOWN = "unknown"
 _OF_TRANSFER = KvBlocks | KvEnd | KvAbort | KvReceived | KvRefused
-_OF_REQUEST = TokenIds | Tokens | HandOver | KvWanted | Report | Cancel | Finish | Failed
+_OF_REQUEST = TokenIds | Tokens | HandOver | StopRelay | KvTail | KvWanted | Report | Cancel | Finish | Failed
 
 
 @dataclass(frozen=True, slots=True)
