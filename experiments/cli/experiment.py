@@ -1,8 +1,125 @@
 """`pddbed experiment list|run|fit`: the published figures, reproduced."""
 
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 import click
+
+from testbed.cli import CommandError
+from testbed.cli.options import json_option, print_json, table_console
+
+if TYPE_CHECKING:
+    from experiments.framework.experiment import Evaluation
 
 
 @click.group()
 def experiment() -> None:
-    """Reproduce the published figures."""
+    """Reproduce the published figures: each experiment is one claim, run on real transfers and reported as it is."""
+
+
+@experiment.command("list")
+@json_option
+def list_command(as_json: bool) -> None:
+    """Name the experiments and what each is about."""
+    from experiments.framework.registry import EXPERIMENTS
+
+    if as_json:
+        print_json([{"name": name, "claim": claim} for name, (_, claim) in EXPERIMENTS.items()])
+        return
+    for name, (_, claim) in EXPERIMENTS.items():
+        click.echo(f"{name:<12} {claim}")
+
+
+@experiment.command()
+@click.argument("name")
+@click.option("--quick", is_flag=True, help="A short form, under a minute: one seed, few requests.")
+@click.option("--seeds", type=click.IntRange(1, 100), metavar="N", help="[default: 3; 1 with --quick]")
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Where results go; a run that was interrupted there goes on. [default: runs/NAME-TIME]",
+)
+@click.option("--wan-driver", type=click.Choice(["auto", "netem", "userspace"]), default="auto", show_default=True)
+@json_option
+def run(name: str, quick: bool, seeds: int | None, out: Path | None, wan_driver: str, as_json: bool) -> None:
+    """Run an experiment in a lab of its own, and report. Status 1: a figure was missed, or the run is unfaithful."""
+    from experiments.framework.errors import ExperimentError
+    from experiments.framework.experiment import Options
+    from experiments.framework.registry import find
+    from experiments.framework.runner import run as run_experiment
+
+    out = out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    options = Options(quick, seeds or (1 if quick else 3))
+    try:
+        evaluation = run_experiment(find(name), options, out, wan_driver, quiet=as_json)
+    except ExperimentError as error:
+        raise CommandError(str(error)) from None
+    except KeyboardInterrupt:
+        if (out / "run.json").exists():
+            click.echo(f"pddbed: interrupted; go on with: {_again(name, quick, seeds, out)}", err=True)
+        sys.exit(130)
+    sys.exit(show(out, evaluation, as_json))
+
+
+@experiment.command()
+@click.argument("name", type=click.Choice(["skew"]))
+def fit(name: str) -> None:
+    """Find an experiment's free parameters anew, from a few measurements, and write its fit.json."""
+    from experiments.framework.errors import ExperimentError
+    from experiments.skew.refit import refit_live
+
+    try:
+        for line in refit_live(lambda text: click.echo(f"{text} ...", err=True)):
+            click.echo(line)
+    except ExperimentError as error:
+        raise CommandError(str(error)) from None
+
+
+def _again(name: str, quick: bool, seeds: int | None, out: Path) -> str:
+    options = ("--quick " if quick else "") + (f"--seeds {seeds} " if seeds else "")
+    return f"pddbed experiment run {name} {options}--out {out}"
+
+
+def show(out: Path, evaluation: "Evaluation", as_json: bool) -> int:
+    """The table; the exit status."""
+    import json
+
+    summary: dict[str, Any] = json.loads((out / "summary.json").read_text())
+    if as_json:
+        print_json(summary)
+    else:
+        console = table_console()
+        console.print(_table(evaluation))
+        for reason in summary["reasons"]:
+            console.print(f"[red]unfaithful[/]: {reason.replace('[', chr(92) + '[')}")
+        console.print(f"{out}/report.html", style="dim")
+    missed = any(figure.verdict == "missed" for figure in evaluation.figures)
+    return 1 if missed or not summary["faithful"] else 0
+
+
+def _table(evaluation: "Evaluation") -> Any:
+    from rich.table import Table
+
+    from experiments.report.page import shown
+
+    table = Table(box=None, pad_edge=False)
+    for title in ("FIGURE", "TARGET", "MEASURED", "95 % INTERVAL", "VERDICT", "LABEL"):
+        table.add_column(title, justify="right" if title in ("TARGET", "MEASURED") else "left")
+    for figure in evaluation.figures:
+        target = shown(figure.target, figure.unit)
+        if figure.target is None and figure.low is not None and figure.high is not None:
+            target = f"{shown(figure.low, figure.unit)} to {shown(figure.high, figure.unit)}"
+        interval = figure.interval
+        colour = {"met": "[green]met[/]", "missed": "[red]MISSED[/]"}.get(figure.verdict, "[dim]reported[/]")
+        table.add_row(
+            figure.text,
+            target,
+            shown(figure.value, figure.unit),
+            "-" if interval is None else " to ".join(shown(end, figure.unit) for end in interval),
+            colour,
+            figure.label,
+        )
+    return table

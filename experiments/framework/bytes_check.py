@@ -1,0 +1,64 @@
+"""The workers' byte counts held against a packet capture: what crossed, and by how much the two differ."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.framework.errors import ExperimentError
+from testbed.capture.compare import TOTAL, audit
+from testbed.capture.context import Context
+from testbed.capture.counters import BadCounters
+from testbed.capture.packets import UnreadableCapture
+from testbed.capture.pcapng import read_comment
+
+TOLERANCE = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class BytesCheck:
+    """TCP payload bytes by direction, each byte once; `difference` is the largest, relative to the counters."""
+
+    captured: dict[str, int]
+    counted: dict[str, int]
+    by_class: dict[str, dict[str, int]]  # class -> direction -> bytes in the file, where the payload was captured
+    difference: float
+    packets: int
+    problems: tuple[str, ...]
+
+    def facts(self) -> dict[str, Any]:
+        """For part.json."""
+        return {
+            "captured_bytes": self.captured,
+            "counted_bytes": self.counted,
+            "bytes_by_class": self.by_class,
+            "bytes_difference": self.difference,
+            "captured_packets": self.packets,
+        }
+
+
+def check_bytes(capture: Path, records: Path) -> BytesCheck:
+    """Raises ExperimentError when either cannot be read."""
+    try:
+        context = Context.from_comment(read_comment(capture))
+        if context is None:
+            raise ExperimentError(f"{capture} does not say which lab it is of")
+        result = audit(capture, context, records)
+    except (UnreadableCapture, BadCounters) as error:
+        raise ExperimentError(str(error)) from None
+    totals = [row for row in result.rows if row.traffic == TOTAL and row.counted]
+    differences = [abs(row.difference) for row in totals if row.difference is not None]
+    problems = list(result.problems)
+    if not totals:
+        problems.append("no worker counted any byte while packets were captured")
+    by_class: dict[str, dict[str, int]] = {}
+    for row in result.rows:
+        if row.traffic != TOTAL and row.in_file:
+            by_class.setdefault(row.traffic, {})[row.direction] = row.in_file
+    return BytesCheck(
+        captured={row.direction: row.captured or 0 for row in totals},
+        counted={row.direction: row.counted or 0 for row in totals},
+        by_class=by_class,
+        difference=max(differences, default=0.0),
+        packets=result.facts.packets,
+        problems=tuple(problems),
+    )

@@ -1,0 +1,95 @@
+"""A run's directory (DESIGN 10): parts as they are done, and the files that the contract names, made from them.
+
+    run.json         topology, seeds, parameters, trace hashes, versions, machine, verification, faithful or why not
+    requests.jsonl   a line per request        links.jsonl   a row per link and second
+    summary.json     figures and flat names    report.html   tables and plots, self-contained
+    timeline.json    opens in Perfetto         parts/NAME/   what an interrupted run resumes from
+
+Files are replaced whole, so that an interrupted run never leaves half of one.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from experiments.framework.errors import ExperimentError
+from experiments.framework.experiment import Part, PartResult
+
+FORMAT = 1
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replace a file in one step. Raises ExperimentError."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        partial.write_text(text)
+        partial.replace(path)
+    except OSError as error:
+        raise ExperimentError(f"cannot write {path}: {error.strerror}") from None
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_whole(path, json.dumps(value, indent=1, default=str) + "\n")
+
+
+class RunDirectory:
+    """One run on disk."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def run_file(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def links(self) -> Path:
+        return self.path / "links.jsonl"
+
+    def part(self, name: str) -> Path:
+        return self.path / "parts" / name
+
+    def run(self) -> dict[str, Any]:
+        """run.json. Raises ExperimentError."""
+        try:
+            value = json.loads(self.run_file.read_text())
+        except FileNotFoundError:
+            raise ExperimentError(f"{self.path} is no run's directory: it has no run.json") from None
+        except (OSError, ValueError) as error:
+            raise ExperimentError(f"{self.run_file} cannot be read ({error})") from None
+        if not isinstance(value, dict) or value.get("format") != FORMAT:
+            raise ExperimentError(f"{self.run_file} is not of this version of pddbed")
+        return value
+
+    def write_run(self, run: Mapping[str, Any]) -> None:
+        write_json(self.run_file, {"format": FORMAT, **run})
+
+    def is_done(self, name: str) -> bool:
+        return (self.part(name) / "part.json").exists()
+
+    def keep(self, part: Part, result: PartResult) -> None:
+        """The part is done. part.json is written last: it says so."""
+        directory = self.part(part.name)
+        directory.mkdir(parents=True, exist_ok=True)
+        write_whole(directory / "requests.jsonl", "".join(json.dumps(row) + "\n" for row in result.records))
+        done = {"part": asdict(part), "facts": dict(result.facts), "reasons": list(result.reasons)}
+        write_json(directory / "part.json", done)
+
+    def load(self, name: str) -> tuple[Part, PartResult]:
+        """A part that is done. Raises ExperimentError."""
+        directory = self.part(name)
+        try:
+            done = json.loads((directory / "part.json").read_text())
+            lines = (directory / "requests.jsonl").read_text().splitlines()
+            part = Part(**done["part"])
+            return part, PartResult([json.loads(line) for line in lines], done["facts"], done["reasons"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ExperimentError(f"{directory} cannot be read ({error}); remove it, and run again") from None
+
+    def write_records(self, results: Iterable[tuple[Part, PartResult]]) -> None:
+        """requests.jsonl of the whole run, in the order of its parts."""
+        lines = [json.dumps(row) + "\n" for _, result in results for row in result.records]
+        write_whole(self.path / "requests.jsonl", "".join(lines))

@@ -1,0 +1,91 @@
+"""What an experiment is to the framework: parts to run in one lab, and what their records come to."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from experiments.framework.figures import Figure
+from experiments.framework.lab import ExperimentLab
+from experiments.report.charts import Chart
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How an experiment is to be run."""
+
+    quick: bool = False
+    seeds: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A piece of a run that is done or not done: what an interrupted run resumes by. `expected_s` is for the ETA."""
+
+    name: str
+    seed: int
+    expected_s: float
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PartResult:
+    """A part's records (lines of requests.jsonl) and what is known of it as a whole.
+
+    `reasons` say why its figures are not to be trusted; empty when they are.
+    """
+
+    records: Sequence[Mapping[str, Any]]
+    facts: Mapping[str, Any]
+    reasons: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a report shows."""
+
+    figures: Sequence[Figure]
+    charts: Sequence[Chart] = ()
+    notes: Sequence[str] = ()
+    summary: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Progress(Protocol):
+    """Where a part says how far it is, as a share from 0 to 1."""
+
+    def __call__(self, share: float) -> None: ...
+
+
+class Session(Protocol):
+    """An experiment in its lab: processes started, connections warm."""
+
+    def run(self, part: Part, directory: Path, progress: Progress) -> PartResult: ...
+
+
+class Experiment(ABC):
+    """One published claim."""
+
+    name: str
+    title: str
+    claim: str
+    with_workers: bool
+
+    @abstractmethod
+    def topology(self, options: Options) -> Path:
+        """The lab's file."""
+
+    @abstractmethod
+    def parameters(self, options: Options) -> dict[str, Any]:
+        """Everything that decides the result, the fit included; a run is resumed only with the same ones."""
+
+    @abstractmethod
+    def parts(self, options: Options) -> list[Part]: ...
+
+    @abstractmethod
+    def session(self, lab: ExperimentLab, options: Options) -> AbstractContextManager[Session]: ...
+
+    @abstractmethod
+    def evaluate(self, parameters: Mapping[str, Any], results: Mapping[str, tuple[Part, PartResult]]) -> Evaluation:
+        """From the parts that are done (perhaps not all), by name. Pure: `pddbed report` calls it again later."""

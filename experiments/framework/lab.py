@@ -1,0 +1,235 @@
+"""A lab for an experiment: raised, verified, watched, captured from, and gone when the experiment is, however it ends.
+
+Owns nothing of the lab itself: `testbed` builds it, links and captures are its own commands.
+"""
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Self
+
+from experiments.framework.errors import ExperimentError
+from testbed.interpreter import environment, program
+from testbed.lab import start
+from testbed.lab.control import ask_lab
+from testbed.lab.environment import host_environment
+from testbed.lab.preflight import check
+from testbed.lab.record import LabError, Record, find_record
+from testbed.topology import TopologyErrors, load_plan
+
+SAMPLE_S = 1.0
+PATIENCE_S = 300.0  # for what a slow machine does slowly; everything here ends by itself long before
+
+
+class Process:
+    """A program in a host that takes orders and reports events, one JSON object a line."""
+
+    def __init__(self, host: str, command: list[str], variables: dict[str, str], log: Path) -> None:
+        self.host = host
+        self._log = log
+        with log.open("ab") as errors:
+            self._child = subprocess.Popen(
+                command,
+                env=variables,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,  # Ctrl-C is for the experiment, which ends this
+            )
+
+    def order(self, **fields: Any) -> None:
+        assert self._child.stdin is not None
+        try:
+            self._child.stdin.write(json.dumps(fields).encode() + b"\n")
+            self._child.stdin.flush()
+        except BrokenPipeError:
+            raise self._lost() from None
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """What it reports, until it ends. Raises ExperimentError when it fails."""
+        assert self._child.stdout is not None
+        for line in self._child.stdout:
+            event: dict[str, Any] = json.loads(line)
+            if event["event"] == "failed":
+                raise ExperimentError(event["error"])
+            yield event
+        raise self._lost()
+
+    def wait_for(self, event: str) -> dict[str, Any]:
+        """The next event of that name."""
+        return next(found for found in self.events() if found["event"] == event)
+
+    def close(self) -> None:
+        assert self._child.stdin is not None
+        with suppress(BrokenPipeError):
+            self._child.stdin.close()
+        try:
+            self._child.wait(5)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
+        if self._child.stdout is not None:
+            self._child.stdout.close()
+
+    def _lost(self) -> ExperimentError:
+        said = self._log.read_text(errors="replace").strip().splitlines()[-8:] if self._log.exists() else []
+        return ExperimentError(f"the program on {self.host} ended" + "".join(f"\n    {line}" for line in said))
+
+
+class ExperimentLab:
+    """A context manager around one lab. `directory` gets logs and the workers' records."""
+
+    def __init__(
+        self,
+        topology: Path,
+        directory: Path,
+        *,
+        with_workers: bool,
+        driver: str = "auto",
+        on_step: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.directory = directory
+        self.record: Record
+        self.state: dict[str, Any] = {}
+        self._topology = topology
+        self._with_workers = with_workers
+        self._driver = driver
+        self._on_step = on_step
+        self._secret = secrets.token_hex(32)
+        self._processes: list[Process] = []
+        self._watch: _LinkWatch | None = None
+
+    def __enter__(self) -> Self:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        try:
+            plan = load_plan(self._topology)
+            self.plan = load_plan(self._topology, f"{plan.name}-{os.getpid()}")
+        except TopologyErrors as errors:
+            raise ExperimentError(str(errors)) from None
+        readiness = check(self.plan, self._driver, with_workers=self._with_workers)
+        if readiness.problems:
+            raise ExperimentError("\n".join(["this machine cannot raise the lab:", *readiness.problems]))
+        serves = self._with_workers and any(host.role == "gateway" for host in self.plan.hosts)
+        options = start.UpOptions(
+            driver=readiness.driver,
+            with_workers=self._with_workers,
+            verify=True,
+            api=("127.0.0.1", 0) if serves else None,
+            tethered=True,
+        )
+        try:
+            self.state = start.up(readiness.plan, options, self._note_step)
+            self.record = find_record(self.plan.name)
+        except LabError as error:
+            raise ExperimentError(str(error)) from None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            process.close()
+        with suppress(LabError):
+            start.down(self.record)
+
+    def _note_step(self, event: dict[str, Any]) -> None:
+        if event["event"] == "step":
+            self._on_step(event["text"])
+
+    def ask(self, op: str, timeout_s: float = PATIENCE_S, **fields: Any) -> dict[str, Any]:
+        """One request to the lab. Raises ExperimentError."""
+        try:
+            return ask_lab(self.record, {"op": op, **fields}, timeout_s)[0]
+        except LabError as error:
+            raise ExperimentError(str(error)) from None
+
+    def verify(self) -> dict[str, Any]:
+        """Every link measured now, and why what happened so far is not to be trusted, if it is not."""
+        return self.ask("verify", quick=True)
+
+    def start_program(self, host: str, module: str) -> Process:
+        """`python -m module` in a host, told what the host's worker would be told."""
+        plan = next(one for one in self.plan.hosts if one.name == host)
+        told = host_environment(self.plan, plan, self._secret, str(self.directory))
+        variables = {**environment(), "PDDBED_INSIDE": json.dumps({**told, "PDDBED_RECORDS": str(self.directory)})}
+        command = [*program("experiments.framework.inside"), str(self.record.directory), host, *program(module)]
+        process = Process(host, command, variables, self.directory / f"{host}.log")
+        self._processes.append(process)
+        return process
+
+    @contextmanager
+    def watching(self, out: Path, part: str) -> Iterator[None]:
+        """Meanwhile, a row per link and second is appended to `out`."""
+        watch = _LinkWatch(self.record, out, part)
+        watch.start()
+        try:
+            yield
+        finally:
+            watch.stop()
+
+    @contextmanager
+    def capturing(self, link: str, out: Path, *, headers_only: bool = True) -> Iterator[None]:
+        """Meanwhile, the link's packets are recorded. Raises ExperimentError when that failed or lost packets."""
+        options = ["--headers-only"] if headers_only else []
+        command = [*program("testbed"), "capture", link, "--lab", self.plan.name, "-f", "-w", str(out), *options]
+        child = subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True, start_new_session=True)
+        assert child.stderr is not None
+        try:
+            said = child.stderr.readline()
+            if "capturing" not in said:
+                raise ExperimentError(f"capturing {link} failed: {said.strip() or child.stderr.read().strip()}")
+            yield
+            child.send_signal(signal.SIGINT)
+            _, rest = child.communicate(timeout=PATIENCE_S)
+            if child.returncode:
+                raise ExperimentError(f"capturing {link} failed: {rest.strip()}")
+        finally:
+            if child.poll() is None:
+                child.terminate()
+                child.wait()
+            child.stderr.close()
+
+
+class _LinkWatch:
+    """Samples the links' counters in a thread."""
+
+    def __init__(self, record: Record, out: Path, part: str) -> None:
+        self._record = record
+        self._out = out
+        self._part = part
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="links", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        before = self._counters()
+        with self._out.open("a") as stream:
+            while not self._over.wait(SAMPLE_S):
+                now = self._counters()
+                for key, (link, direction, counters) in now.items():
+                    moved = {name: value - before[key][2].get(name, 0) for name, value in counters.items()}
+                    row = {"part": self._part, "time": time.time(), "link": link, "direction": direction, **moved}
+                    stream.write(json.dumps(row) + "\n")
+                before = now
+
+    def _counters(self) -> dict[tuple[str, str], tuple[str, str, dict[str, int]]]:
+        try:
+            links = ask_lab(self._record, {"op": "wan-show"})[0]["links"]
+        except LabError:
+            return {}
+        return {
+            (link["name"], way): (link["name"], way, counters)
+            for link in links
+            for way, counters in link["counters"].items()
+        }

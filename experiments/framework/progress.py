@@ -1,0 +1,81 @@
+"""How far a run is and when it will be over, on stderr: a bar on a terminal, a line now and then elsewhere."""
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Self
+
+import click
+
+from experiments.framework.experiment import Part
+
+_LINE_EVERY_S = 15.0
+
+
+class RunProgress:
+    """A context manager. Parts count by their expected seconds; what has been slower stretches what is left."""
+
+    def __init__(self, parts: Sequence[Part], quiet: bool = False) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._total_s = sum(part.expected_s for part in parts) or 1.0
+        self._done_s = 0.0
+        self._part: Part | None = None
+        self._began = self._said = time.monotonic()
+        self._quiet = quiet
+        console = Console(stderr=True)
+        self._bar: Any = None
+        if console.is_terminal and not quiet:
+            columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+            self._bar = Progress(*columns, console=console, transient=True)
+            self._task = self._bar.add_task("starting", total=self._total_s)
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def step(self, text: str) -> None:
+        """Something without a measure of its own goes on."""
+        if self._bar is not None:
+            self._bar.update(self._task, description=text.replace("[", r"\["))
+        else:
+            self._line(f"{text} ...")
+
+    def begin(self, part: Part) -> None:
+        self._part = part
+        self.step(part.name)
+        self._began_part = time.monotonic()
+
+    def advance(self, share: float) -> None:
+        """The current part is so far, from 0 to 1."""
+        assert self._part is not None
+        done_s = self._done_s + share * self._part.expected_s
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done_s)
+        elif time.monotonic() - self._said > _LINE_EVERY_S:
+            self._line(f"{self._part.name}: {done_s / self._total_s:.0%}, about {self._left_s(done_s):.0f} s left")
+
+    def end(self) -> None:
+        assert self._part is not None
+        self.advance(1.0)
+        self._done_s += self._part.expected_s
+
+    def _left_s(self, done_s: float) -> float:
+        taken_s = time.monotonic() - self._began
+        pace = max(1.0, taken_s / done_s) if done_s > 5 else 1.0
+        return (self._total_s - done_s) * pace
+
+    def _line(self, text: str) -> None:
+        self._said = time.monotonic()
+        if not self._quiet:
+            with suppress(OSError):
+                click.echo(text, err=True)

@@ -1,0 +1,21 @@
+"""The experiments by name, imported when they are named."""
+
+from importlib import import_module
+
+from experiments.framework.errors import ExperimentError
+from experiments.framework.experiment import Experiment
+
+# name -> (module:class, the claim in a line)
+EXPERIMENTS = {
+    "skew": ("experiments.skew.experiment:Skew", "P50 KV transfer 248 ms with skewed hit rates, 1210 ms with uniform"),
+    "delta": ("experiments.delta.experiment:Delta", "a decode-side cache cuts WAN bytes tenfold at 90 % hit rate"),
+}
+
+
+def find(name: str) -> Experiment:
+    """Raises ExperimentError."""
+    if name not in EXPERIMENTS:
+        raise ExperimentError(f'no experiment "{name}"; there are: {", ".join(EXPERIMENTS)}')
+    module, attribute = EXPERIMENTS[name][0].split(":")
+    made: Experiment = getattr(import_module(module), attribute)()
+    return made

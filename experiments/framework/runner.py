@@ -1,0 +1,165 @@
+"""Running an experiment: a lab, its parts one after the other, and the run's files. Resumes what was interrupted."""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from experiments.framework import machine
+from experiments.framework.directory import RunDirectory, write_json, write_whole
+from experiments.framework.errors import ExperimentError
+from experiments.framework.experiment import Evaluation, Experiment, Options, Part, PartResult
+from experiments.framework.lab import ExperimentLab
+from experiments.framework.progress import RunProgress
+from experiments.framework.registry import find
+
+
+VERIFY_AGAIN = 2  # times; the verification after the run covers the lab's whole life and is not repeated
+
+
+def run(experiment: Experiment, options: Options, path: Path, driver: str, *, quiet: bool = False) -> Evaluation:
+    """Run what is not done yet, and report. Raises ExperimentError; what is done by then is kept."""
+    directory = RunDirectory(path)
+    parts = experiment.parts(options)
+    about = _begin(experiment, options, directory)
+    left = [part for part in parts if not directory.is_done(part.name)]
+    with RunProgress(left, quiet) as progress:
+        if left:
+            _run_parts(experiment, options, directory, about, left, driver, progress)
+        progress.step("writing the report")
+        about["finished"] = time.time()
+        directory.write_run(about)
+        return report(path)
+
+
+def _begin(experiment: Experiment, options: Options, directory: RunDirectory) -> dict[str, Any]:
+    """run.json of a new run, or of the one that is resumed. Raises ExperimentError."""
+    parameters = experiment.parameters(options)
+    if directory.run_file.exists():
+        about = directory.run()
+        if (about["experiment"], about["parameters"]) != (experiment.name, parameters):
+            raise ExperimentError(
+                f"{directory.path} holds a run of {about['experiment']} with other parameters; choose another --out"
+            )
+        return about
+    try:
+        directory.path.mkdir(parents=True, exist_ok=True)
+        topology = experiment.topology(options).read_text()
+    except OSError as error:
+        raise ExperimentError(f"cannot begin a run in {directory.path}: {error.strerror}") from None
+    about = {
+        "experiment": experiment.name,
+        "title": experiment.title,
+        "claim": experiment.claim,
+        "quick": options.quick,
+        "seeds": options.seeds,
+        "parameters": parameters,
+        "parts": [part.name for part in experiment.parts(options)],
+        "topology": topology,
+        "versions": machine.versions(),
+        "machine": machine.machine(),
+        "started": time.time(),
+        "finished": None,
+        "labs": [],
+    }
+    directory.write_run(about)
+    return about
+
+
+def _run_parts(
+    experiment: Experiment,
+    options: Options,
+    directory: RunDirectory,
+    about: dict[str, Any],
+    parts: list[Part],
+    driver: str,
+    progress: RunProgress,
+) -> None:
+    with ExperimentLab(
+        experiment.topology(options),
+        directory.path / "lab",
+        with_workers=experiment.with_workers,
+        driver=driver,
+        on_step=progress.step,
+    ) as lab:
+        in_lab: dict[str, Any] = {
+            "driver": lab.state["driver"],
+            "applied": lab.state["applied"],
+            "verified_before": _verify_before(lab),
+            "verified_after": None,
+            "parts": [],
+        }
+        about["labs"].append(in_lab)
+        progress.step("connecting")
+        with experiment.session(lab, options) as session:
+            for part in parts:
+                progress.begin(part)
+                with lab.watching(directory.links, part.name):
+                    result = session.run(part, directory.part(part.name), progress.advance)
+                directory.keep(part, result)
+                in_lab["parts"].append(part.name)
+                directory.write_run(about)
+                progress.end()
+        progress.step("verifying the links")
+        in_lab["verified_after"] = lab.verify()
+        directory.write_run(about)
+
+
+def _verify_before(lab: ExperimentLab) -> dict[str, Any] | None:
+    """What `up` measured; anew where the machine was too busy at that moment. The links' own record goes on."""
+    verified: dict[str, Any] | None = lab.state["verified"]
+    for _ in range(VERIFY_AGAIN):
+        if verified is not None and verified["ok"] and verified["faithful"]:
+            break
+        verified = lab.verify()
+    return verified
+
+
+def report(path: Path) -> Evaluation:
+    """Evaluate what is done and write the run's files anew. Raises ExperimentError."""
+    from experiments.report.page import page
+    from experiments.report.timeline import timeline
+
+    directory = RunDirectory(path)
+    about = directory.run()
+    experiment = find(about["experiment"])
+    results = {name: directory.load(name) for name in about["parts"] if directory.is_done(name)}
+    if not results:
+        raise ExperimentError(f"{path} has no part that is done; run it again with --out {path}")
+    reasons = unfaithful_reasons(about, results)
+    about["faithful"], about["reasons"] = not reasons, reasons
+    directory.write_run(about)
+    evaluation = experiment.evaluate(about["parameters"], results)
+    directory.write_records(results.values())
+    summary = {
+        "experiment": experiment.name,
+        "complete": len(results) == len(about["parts"]),
+        "faithful": not reasons,
+        "reasons": reasons,
+        "figures": [figure.row() for figure in evaluation.figures],
+        **evaluation.summary,
+    }
+    write_json(path / "summary.json", summary)
+    write_json(path / "timeline.json", timeline(results))
+    write_whole(path / "report.html", page(about, summary, evaluation, directory.links))
+    return evaluation
+
+
+def unfaithful_reasons(about: Mapping[str, Any], results: Mapping[str, tuple[Part, PartResult]]) -> list[str]:
+    """Why this run's figures are not to be trusted; empty when they are."""
+    reasons = []
+    for lab in about["labs"]:
+        for when, verified in (("before", lab["verified_before"]), ("after", lab["verified_after"])):
+            if verified is None:
+                if lab["parts"]:
+                    reasons.append(f"the links were not verified {when} {', '.join(lab['parts'])}")
+                continue
+            reasons += [f"{reason} ({when} the run)" for reason in verified["reasons"]]
+            reasons += [
+                f"wan {link['name']} out of tolerance {when} the run" for link in verified["links"] if not link["ok"]
+            ]
+    for name, (_, result) in results.items():
+        reasons += [f"{name}: {reason}" for reason in result.reasons]
+    if len(results) < len(about["parts"]):
+        reasons.append(f"{len(about['parts']) - len(results)} of {len(about['parts'])} parts are not done")
+    return list(dict.fromkeys(reasons))

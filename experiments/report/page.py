@@ -1,0 +1,103 @@
+"""report.html: a run as one self-contained page."""
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from experiments.framework.experiment import Evaluation
+from experiments.framework.figures import Figure
+from experiments.report.charts import Chart, Series, svg
+
+
+def page(run: Mapping[str, Any], summary: Mapping[str, Any], evaluation: Evaluation, links: Path) -> str:
+    """The page's text. `links` is links.jsonl, which may be missing."""
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined)
+    template = environment.from_string((Path(__file__).parent / "page.html").read_text())
+    charts = [*evaluation.charts, *_link_charts(links)]
+    finished = run["finished"]
+    return template.render(
+        run=run,
+        summary=summary,
+        figures=[_cells(figure) for figure in evaluation.figures],
+        notes=evaluation.notes,
+        charts=[Markup(svg(chart)) for chart in charts],  # every text in it is escaped
+        command=command(run),
+        started=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(run["started"])),
+        minutes=f"{(finished - run['started']) / 60:.1f}" if finished else "",
+        memory=f"{run['machine']['memory_bytes'] / 2**30:.0f} GiB",
+        load=" ".join(f"{value:.1f}" for value in run["machine"]["load"]),
+        links=_link_rows(run),
+        parameters=json.dumps(run["parameters"], indent=2),
+    )
+
+
+def command(run: Mapping[str, Any]) -> str:
+    """What makes this run again."""
+    return f"pddbed experiment run {run['experiment']}" + (" --quick" if run["quick"] else f" --seeds {run['seeds']}")
+
+
+def shown(value: float | None, unit: str) -> str:
+    """A figure's value with its unit, as tables have it."""
+    if value is None:
+        return "-"
+    if unit == "share":
+        return f"{value:.2%}" if abs(value) < 0.05 else f"{value:.1%}"
+    digits = 0 if abs(value) >= 1000 else 1 if abs(value) >= 10 else 2
+    return f"{value:,.{digits}f}" + (f" {unit}" if unit else "")
+
+
+def _cells(figure: Figure) -> dict[str, str]:
+    interval = figure.interval
+    target = shown(figure.target, figure.unit)
+    if figure.target is None and figure.low is not None and figure.high is not None:
+        target = f"{shown(figure.low, figure.unit)} to {shown(figure.high, figure.unit)}"
+    return {
+        "text": figure.text,
+        "target": target,
+        "measured": shown(figure.value, figure.unit),
+        "interval": "-" if interval is None else " to ".join(shown(end, figure.unit) for end in interval),
+        "verdict": figure.verdict,
+        "label": figure.label,
+        "fit": figure.fit,
+        "note": figure.note,
+    }
+
+
+def _link_rows(run: Mapping[str, Any]) -> list[list[str]]:
+    """Each verified figure of each link, before and after."""
+    from testbed.verify.words import shown as as_measured
+
+    rows = []
+    for number, lab in enumerate(run["labs"], 1):
+        found: dict[tuple[str, str, str], dict[str, str]] = defaultdict(dict)
+        for when in ("verified_before", "verified_after"):
+            for link in (lab[when] or {"links": []})["links"]:
+                for direction, figures in link["directions"].items():
+                    for figure in figures:
+                        mark = "" if figure["ok"] else " (out of tolerance)"
+                        text = as_measured(figure["measured"], figure["unit"]) + mark
+                        found[link["name"], direction, figure["figure"]][when] = text
+        rows += [
+            [str(number), *key, both.get("verified_before", "-"), both.get("verified_after", "-")]
+            for key, both in found.items()
+        ]
+    return rows
+
+
+def _link_charts(links: Path) -> list[Chart]:
+    """What each link carried, second by second, all parts in a row."""
+    if not links.exists():
+        return []
+    rows = [json.loads(line) for line in links.read_text().splitlines()]
+    series: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for row in rows:
+        points = series[f"{row['link']} {row['direction']}"]
+        points.append((float(len(points)), row["bytes"] * 8 / 1e6))
+    drawn = [Series(name, points, "step") for name, points in series.items()]
+    return [Chart("What the links carried", "seconds of the run, its parts in a row", "Mbit/s (IP bytes)", drawn)]
