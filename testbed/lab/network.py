@@ -5,6 +5,7 @@ kernel settings; knows nothing of workers.
 """
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,7 @@ from testbed.netns import netlink_in
 from testbed.topology.plan import DatacenterPlan, LabPlan, WanPlan
 
 HOST_IFNAME = ROUTER_IFNAME = "eth0"
+SHELLS_AT_ONCE = 4
 
 
 @dataclass
@@ -98,8 +100,9 @@ def _add_datacenter(network: Network, number: int, datacenter: DatacenterPlan) -
     router = network.net.addHost(f"r{number}")
     network.routers[datacenter.name] = router
     network.net.addLink(router, switch, intfName1=ROUTER_IFNAME, intfName2=f"br{number}-r")
-    for index, host in enumerate(datacenter.hosts):
-        node = network.net.addHost(f"d{number}h{index}")
+    with ThreadPoolExecutor(SHELLS_AT_ONCE) as pool:  # most of the time is waiting for a shell's prompt
+        nodes = list(pool.map(network.net.addHost, [f"d{number}h{index}" for index in range(len(datacenter.hosts))]))
+    for index, (host, node) in enumerate(zip(datacenter.hosts, nodes, strict=True)):
         network.hosts[host.name] = node
         network.net.addLink(node, switch, intfName1=HOST_IFNAME, intfName2=f"br{number}-h{index}")
 

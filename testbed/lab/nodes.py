@@ -24,7 +24,11 @@ class LabNode(Node):
     def _popen(self, cmd: list[str], **params: Any) -> Any:
         """The shell without its caller's habits: TMOUT would end an idle shell, and with it the node's network."""
         environment = {"PATH": os.environ.get("PATH", os.defpath), "TERM": "dumb"}
-        return super()._popen(cmd, **{"env": environment, **params})
+        return super()._popen(cmd, **{"env": environment, **params, "close_fds": True})
+
+    def startShell(self, mnopts: str | None = None) -> None:
+        """Without mnexec's -c: it closes every descriptor number that is allowed, one by one, open or not."""
+        super().startShell("-d")
 
     def config(self, **_: Any) -> dict[str, Any]:
         """Nothing: the builder sets addresses and routes. Mininet would add one of its own from 10.0.0.0/8."""
