@@ -3,14 +3,11 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import openai
@@ -84,47 +81,6 @@ def test_the_processes_hold_nothing_after_their_answers(cluster: LocalCluster) -
             return
         time.sleep(0.05)
     pytest.fail(f"still in use: {free}")
-
-
-@pytest.mark.parametrize("victim", ["p0", "rld0", "md0"])
-def test_a_killed_worker_is_a_named_error_for_the_client_and_no_hang(tmp_path: Path, victim: str) -> None:
-    with LocalCluster(Layout(), tmp_path) as cluster, httpx.Client(base_url=cluster.base_url, timeout=20) as http:
-        if victim == "p0":
-            error = _killed_in_prefill(cluster, http)
-        else:
-            if victim == "rld0":  # a main decode that stands still never takes over: the relay goes on and on
-                os.kill(cluster.pids["md0"], signal.SIGSTOP)
-            error = _killed_in_decode(cluster, http, victim)
-        assert error["code"] == "worker_lost"
-        assert victim in error["message"]
-        after = http.post("/v1/completions", json={"prompt": "x"})
-        assert after.status_code == 503
-        assert after.json()["error"]["code"] == "no_worker"
-        pids = list(cluster.pids.values())
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids), "a cluster ends its processes, a stopped one too"
-
-
-def _killed_in_decode(cluster: LocalCluster, http: httpx.Client, victim: str) -> dict[str, Any]:
-    """Kill the worker once it has made a token; the error that the stream ends with."""
-    body = {"prompt": prompt_of(100), "temperature": 0, "max_tokens": 3900, "ignore_eos": True, "stream": True}
-    with http.stream("POST", "/v1/completions", json=body) as response:
-        assert response.status_code == 200
-        chunks = (json.loads(line.removeprefix("data: ")) for line in response.iter_lines() if line)
-        assert next(chunk for chunk in chunks if chunk["pdd"].get("instance") == victim)
-        os.kill(cluster.pids[victim], signal.SIGKILL)
-        *_, last = chunks
-        error: dict[str, Any] = last["error"]
-        return error
-
-
-def _killed_in_prefill(cluster: LocalCluster, http: httpx.Client) -> dict[str, Any]:
-    """Stop prefill, ask, kill it; the error that the answer is."""
-    os.kill(cluster.pids["p0"], signal.SIGSTOP)
-    threading.Timer(0.3, os.kill, (cluster.pids["p0"], signal.SIGKILL)).start()
-    response = http.post("/v1/completions", json={"prompt": prompt_of(100), "stream": True})
-    assert response.status_code == 502
-    error: dict[str, Any] = response.json()["error"]
-    return error
 
 
 def test_a_model_that_does_not_exist_is_one_sentence_and_starts_nothing(tmp_path: Path) -> None:
