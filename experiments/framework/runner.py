@@ -13,7 +13,6 @@ from experiments.framework.lab import ExperimentLab
 from experiments.framework.progress import RunProgress
 from experiments.framework.registry import find
 
-
 VERIFY_AGAIN = 2  # times; the verification after the run covers the lab's whole life and is not repeated
 
 

@@ -168,8 +168,8 @@ def _notes(parameters: Mapping[str, Any], fit: Fit) -> list[str]:
     return [
         "Every byte crossed the emulated WAN through the workers' own connection pool (workers/wire: handshake, pool "
         f"of {parameters['connections']}, frames, checksums, confirmations) between processes in the lab's hosts p0 "
-        f"and md0. There is no model: KV is {prompt['bytes']:,} bytes of memory a whole prompt, so bytes are scaled and "
-        "times are kept.",
+        f"and md0. There is no model: KV is {prompt['bytes']:,} bytes of memory a whole prompt, so bytes are scaled "
+        "and times are kept.",
         f"A connection has {parameters['connection_bps'] / 1e6:.2f} Mbit/s of its own (TCP pacing), and the link room "
         "for all of them. A transfer's time lasts from having a connection to the receiver's confirmation.",
         f"Arrivals are evenly spaced, {fit.spacing_ms:.1f} ms apart: {fit.load - 1:.1%} above what the pool can take "
