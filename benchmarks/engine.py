@@ -19,8 +19,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from workers.cache import BlockCache
-from workers.engine import BlockPool, Chunk, Engine, Sampling, Sequence
-from workers.models import LoadedModel, ModelSpec, load_model
+from workers.engine import BlockPool, Chunk, Drafter, Engine, Sampling, Sequence, Speculation
+from workers.models import LoadedModel, ModelError, ModelSpec, load_model
 
 TOKENS = 128
 PROMPT = 50
@@ -108,6 +108,62 @@ def decoding(loaded: LoadedModel, rounds: int) -> tuple[float, float, dict[str, 
     return CONCURRENT * theirs / together, theirs / alone, details
 
 
+CODE = """def area(shape):
+    if shape.kind == "circle":
+        return 3.14159 * shape.radius * shape.radius
+    if shape.kind == "square":
+        return shape.side * shape.side
+    raise ValueError("unknown shape: " + shape.kind)
+"""
+
+
+def speculation(rounds: int) -> Figure | None:
+    """SmolLM2 repeats a function that it is given, with and without guesses. None when it has not been fetched."""
+    try:
+        loaded = load_model(ModelSpec("smollm2-135m"))
+    except ModelError:
+        return None
+    ask = "Repeat the following Python function exactly, character by character:\n" + CODE
+    ids = loaded.tokenizer.apply_chat_template([{"role": "user", "content": ask}])
+    pool = BlockPool(loaded.config, 64, 16)
+    engine = Engine(loaded, pool)
+    tokens = 80
+    answers: dict[bool, list[int]] = {}
+    counts: dict[str, float] = {}
+
+    def start() -> Sequence:
+        sequence = Sequence("repeat", list(ids), len(ids), Sampling(max_tokens=tokens, ignore_eos=True))
+        engine.admit(sequence)
+        engine.step([Chunk(sequence, sequence.pending)])
+        return sequence
+
+    prefilled = start()
+
+    def decode(drafter: Drafter | None) -> None:
+        """From the first token on: the prompt's KV is there."""
+        sequence = Sequence("repeat", prefilled.tokens[: len(ids) + 1], len(ids), prefilled.sampling)
+        sequence.blocks, sequence.computed = list(prefilled.blocks), len(ids)
+        drafted = accepted = steps = 0
+        while sequence.finish_reason is None:
+            wanted = len(ids) + tokens - len(sequence.tokens) - 1
+            draft = tuple(drafter.propose(sequence.tokens, wanted)) if drafter else ()
+            gained = engine.step([Chunk(sequence, 1, draft)])
+            steps += 1
+            if drafter and draft:
+                drafter.learn(len(draft), len(gained) - 1)
+                drafted, accepted = drafted + len(draft), accepted + len(gained) - 1
+        pool.release(sequence.blocks[len(prefilled.blocks) :])
+        answers[drafter is not None] = sequence.tokens[len(ids) :]
+        if drafter:
+            counts.update(drafted=drafted, accepted=accepted, steps=steps, tokens=tokens)
+
+    plain, guessing = best_cpu_s(rounds, lambda: decode(None), lambda: decode(Drafter(Speculation(3, 8))))
+    same = answers[False] == answers[True]
+    details = counts | {"ms_per_token": 1e3 * guessing / tokens, "ms_per_token_plain": 1e3 * plain / tokens}
+    name = "SmolLM2 repeating a function, 8 guesses"
+    return Figure(name, plain / guessing, "x without guesses", "> 1, same answer", same and plain > guessing, details)
+
+
 def radix_match_s(rounds: int, tokens: int = 100_000) -> float:
     """The least time to hash a prompt of `tokens` tokens and find what the cache holds of it: all but its end."""
     config = load_model(ModelSpec("tiny")).config
@@ -131,12 +187,14 @@ def measure(rounds: int) -> list[Figure]:
     loaded = load_model(ModelSpec("tiny"))
     together, alone, details = decoding(loaded, rounds)
     match_ms = 1e3 * radix_match_s(5 * rounds)
+    repeated = speculation(rounds)
     return [
         Figure(
             "16 sequences of tiny side by side", together, "x transformers one by one", ">= 4", together >= 4, details
         ),
         Figure("one sequence of tiny", alone, "x transformers", ">= 1", alone >= 1, details),
         Figure("radix match of 100,000 tokens", match_ms, "ms", "< 5", match_ms < 5, {}),
+        *([repeated] if repeated else []),
     ]
 
 
