@@ -87,7 +87,9 @@ def boot(session: Session, times: Times) -> None:
     def heard(line: str) -> None:
         if "Running provisioner" in line:
             marks.append(time.monotonic())
-        print(f"    {line}", flush=True)
+        line = line.rpartition("\x1b[K")[2].removeprefix("==> default: ")
+        if not line.startswith((" -- ", "    -> ", "Progress")):
+            print(f"    {line}", flush=True)
 
     session.up(heard)
     marks.append(time.monotonic())
