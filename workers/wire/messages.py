@@ -116,8 +116,8 @@ class SamplingSpec(Struct, frozen=True, kw_only=True):
     """
 
     max_tokens: Count
-    temperature: float = 0.0
-    top_p: float = 1.0
+    temperature: Annotated[float, Meta(ge=0, le=1e6)] = 0.0  # bounds also keep not-a-number out
+    top_p: Annotated[float, Meta(ge=0, le=1)] = 1.0
     seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] | None = None
     ignore_eos: bool = False
     stop_token_ids: list[TokenId] = []
@@ -141,7 +141,7 @@ class RequestSpec(Struct, frozen=True, kw_only=True):
     main: Name | None
     prompt: Annotated[list[TokenId], Meta(min_length=1)]
     sampling: SamplingSpec
-    deadline_s: float  # from when a worker first hears of the request
+    deadline_s: Annotated[float, Meta(gt=0, le=1e9)]  # from when a worker first hears of the request
 
     @property
     def first_decoder(self) -> str:

@@ -127,3 +127,23 @@ def test_every_message_belongs_to_exactly_one_kind_of_frame() -> None:
 def test_a_claimed_array_of_four_billion_ids_allocates_nothing() -> None:
     with pytest.raises(FrameError, match="truncated"):
         decode(Kind.TOKEN_IDS, b"\x84\xa1t\xa6tokens\xa7request\xa1a\xa8position\n\xa3ids\xdd\xff\xff\xff\xff\x01")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("deadline_s", float("nan")), ("deadline_s", 0.0), ("deadline_s", float("inf")), ("deadline_s", -1.0)],
+)
+def test_a_request_with_a_deadline_that_no_clock_can_keep_is_refused(field: str, value: float) -> None:
+    """Not-a-number among an event loop's timers puts all of them out of order."""
+    spec = {"id": "r", "gateway": "g", "prefill": "p", "relay": None, "main": None, "prompt": [1], "deadline_s": 3.0}
+    raw = msgspec.msgpack.encode({"t": "prefill", "spec": {**spec, "sampling": {"max_tokens": 1}, field: value}})
+    with pytest.raises(FrameError, match="does not decode"):
+        decode(Kind.CONTROL, raw)
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": float("nan")}, {"temperature": -1.0}, {"top_p": float("nan")}])
+def test_sampling_that_means_nothing_is_refused(sampling: dict[str, float]) -> None:
+    spec = {"id": "r", "gateway": "g", "prefill": "p", "relay": None, "main": None, "prompt": [1], "deadline_s": 3.0}
+    raw = msgspec.msgpack.encode({"t": "prefill", "spec": {**spec, "sampling": {"max_tokens": 1, **sampling}}})
+    with pytest.raises(FrameError, match="does not decode"):
+        decode(Kind.CONTROL, raw)
