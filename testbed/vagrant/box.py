@@ -36,6 +36,10 @@ class Box:
     def boxes(self) -> Path:
         return self.directory / "boxes"
 
+    @property
+    def kernel(self) -> Path:
+        return self.boxes / FOLDER / "0" / "libvirt" / "vmlinuz"
+
 
 def key_of(project: Path) -> str:
     """Changes with everything that the box's content depends on, Debian's own updates aside."""

@@ -42,9 +42,10 @@ def _run(cache: Path, work: Path, port: int, box_only: bool) -> int:
     if box_only:
         return 0
     machine.require_room(cache, machine.RUN_BYTES, "the VM")
-    kvm = machine.kvm_works()
-    say(f"starting the VM {'under KVM' if kvm else 'without KVM: every instruction emulated'}")
     guest = sandbox.furnish(work, found.boxes)
+    with times.of("whether KVM works"):
+        kvm = machine.boots("kvm", found.kernel, guest)
+    say(f"starting the VM {'under KVM' if kvm else 'without KVM, which boots nothing here: its CPU is emulated'}")
     session = Session(guest, port, machine.free_port(), kvm)
     session.prepare()
     sandbox.own(project, guest)

@@ -6,28 +6,17 @@ and libvirt's session, who is on this machine for as long as the run is.
 """
 
 import os
-import pwd
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from testbed import interpreter
-from testbed.vagrant.machine import RUN_UIDS
+from testbed.vagrant.user import NAME, Guest, choose
 
 PLACE = Path("/mnt")  # socket paths below it must stay under 108 bytes, wherever the cache is
-USER = "pddbed-vagrant"
-
-
-@dataclass(frozen=True, slots=True)
-class Guest:
-    """The ordinary user of a run."""
-
-    uid: int
-    groups: tuple[int, ...]  # besides its own: the owner of /dev/kvm
 
 
 def run(module: str, arguments: list[str]) -> int:
@@ -79,7 +68,7 @@ def become_init(main: Callable[[], int]) -> None:
 
 def furnish(work: Path, boxes: Path | None) -> Guest:
     """Mount the run's places below /mnt (home and project from `work`, boxes read-only) and add its user."""
-    guest = Guest(_free_uid(), _kvm_groups())
+    guest = choose()
     _mount("-t", "tmpfs", "-o", "mode=755,size=16m", "tmpfs", str(PLACE))
     for name in ("home", "project"):
         (work / name).mkdir(exist_ok=True)
@@ -90,8 +79,8 @@ def furnish(work: Path, boxes: Path | None) -> Guest:
         (PLACE / "boxes").mkdir()
         _mount("--bind", "-o", "ro", str(boxes), str(PLACE / "boxes"))
     for name, line in (
-        ("passwd", f"{USER}:x:{guest.uid}:{guest.uid}::{PLACE}/home:/bin/bash\n"),
-        ("group", f"{USER}:x:{guest.uid}:\n"),
+        ("passwd", f"{NAME}:x:{guest.uid}:{guest.uid}::{PLACE}/home:/bin/bash\n"),
+        ("group", f"{NAME}:x:{guest.uid}:\n"),
     ):
         original, copy = Path("/etc", name), PLACE / name
         copy.write_text(original.read_text().rstrip("\n") + "\n" + line)
@@ -119,20 +108,3 @@ def _children(pid: int) -> list[int]:
         return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
         return []
-
-
-def _free_uid() -> int:
-    taken = {user.pw_uid for user in pwd.getpwall()}
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            taken.add(path.stat().st_uid)
-        except OSError:
-            continue
-    return next(uid for uid in RUN_UIDS if uid not in taken)
-
-
-def _kvm_groups() -> tuple[int, ...]:
-    try:
-        return (Path("/dev/kvm").stat().st_gid,)
-    except OSError:
-        return ()

@@ -14,7 +14,8 @@ from typing import Any
 
 from testbed.vagrant.box import BOX_NAME, FOLDER
 from testbed.vagrant.errors import VagrantError
-from testbed.vagrant.sandbox import PLACE, USER, Guest
+from testbed.vagrant.sandbox import PLACE
+from testbed.vagrant.user import NAME, Guest
 
 HOME_FILE = Path(__file__).with_name("home.Vagrantfile")
 SESSION = 'uri = "qemu:///session"'
@@ -61,8 +62,8 @@ class Session:
         return passed | {
             "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
             "HOME": str(self.home),
-            "USER": USER,
-            "LOGNAME": USER,
+            "USER": NAME,
+            "LOGNAME": NAME,
             "TMPDIR": str(self.home / "tmp"),
             "XDG_RUNTIME_DIR": str(self.home / "run"),
             "VAGRANT_HOME": str(self.vagrant_home),
