@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from experiments.traces import Trace
 
 FORMATS = ("auto", "mooncake", "agentic", "azure")
-DISTRIBUTIONS = ("skewed", "uniform", "mean-matched", "bimodal")
+DISTRIBUTIONS = ("skewed", "uniform", "mean-matched", "bimodal", "ninety")
 form_option = click.option(
     "--format", "form", type=click.Choice(FORMATS), default="auto", show_default=True, help="What TRACE is."
 )
@@ -66,7 +66,8 @@ def make(file: Path, distribution: str, rate: float, force: bool, **options: Any
     """Generate a trace whose hit rates are distributed as asked, the same for a seed everywhere.
 
     skewed: 75 % of requests above 95 % hit. uniform: evenly from 0 to 100 %. mean-matched: uniform, with the mean of
-    skewed. bimodal: half hit nearly all, half little. The first prompt of each session misses and comes on top.
+    skewed. bimodal: half hit nearly all, half little. ninety: skewed, 90 % hit in the
+    mean. The first prompt of each session misses and comes on top.
     """
     from experiments.traces import TraceError
     from experiments.traces.generate import Recipe, generate

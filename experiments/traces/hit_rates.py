@@ -3,6 +3,7 @@
 A distribution is a quantile function: knots (share of requests, miss rate), joined by straight lines. `skewed` is what
 agentic traffic looks like (75 % of requests above 95 % hit, median miss 2.4 %), `uniform` spreads hit rates evenly from
 0 to 100 %, `mean-matched` is a uniform one with the mean of `skewed`: it keeps the bytes and takes the skew away.
+`ninety` is as skewed as `skewed`, with a mean miss of 10 %.
 """
 
 import random
@@ -40,7 +41,8 @@ SKEWED = MissRates("skewed", ((0.0, 0.004), (0.5, 0.024), (0.75, 0.05), (0.9, 0.
 UNIFORM = MissRates("uniform", ((0.0, 0.0), (1.0, 1.0)))
 MEAN_MATCHED = MissRates("mean-matched", ((0.0, 0.0), (1.0, 2 * SKEWED.mean)))
 BIMODAL = MissRates("bimodal", ((0.0, 0.0), (0.5, 0.05), (0.5001, 0.70), (1.0, 0.95)))
-DISTRIBUTIONS = {rates.name: rates for rates in (SKEWED, UNIFORM, MEAN_MATCHED, BIMODAL)}
+NINETY = MissRates("ninety", ((0.0, 0.004), (0.5, 0.024), (0.75, 0.05), (0.9, 0.25), (1.0, 0.975)))
+DISTRIBUTIONS = {rates.name: rates for rates in (SKEWED, UNIFORM, MEAN_MATCHED, BIMODAL, NINETY)}
 
 
 def draw(rates: MissRates, count: int, seed: int) -> list[float]:

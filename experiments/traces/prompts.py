@@ -1,4 +1,4 @@
-"""Prompts for a trace's requests: token ids such that equal block ids, and only they, are equal tokens. Pure.
+"""Prompts for a trace's requests: token ids such that equal block ids mean equal tokens. Pure.
 
 Blocks of the trace become blocks of `block_tokens` token ids drawn by the block's id; a scale model asks for fewer than
 the trace's own (DESIGN 8).
@@ -20,6 +20,7 @@ class PromptMaker:
         self.scale = trace.block_tokens // self.block_tokens
         self._vocabulary = list(vocabulary)
         self._seed = seed
+        self._drawn: dict[int, list[int]] = {}
 
     def length(self, request: Request) -> int:
         """Tokens of the prompt; at least one."""
@@ -42,18 +43,8 @@ class PromptMaker:
         return source.choices(self._vocabulary, k=count)
 
     def block(self, block: int) -> list[int]:
-        """The tokens of one block.
-
-        The id itself is spelled in the block's first tokens as far as they reach, so that no two blocks of a trace
-        are equal by chance where a block is long enough to tell them apart.
-        """
-        source = random.Random(f"{self._seed} {block}")
-        base = len(self._vocabulary)
-        tokens, rest = [], block
-        for _ in range(self.block_tokens):
-            rest, digit = divmod(rest, base)
-            tokens.append(self._vocabulary[digit])
-            if not rest:
-                break
-        tokens += [self._vocabulary[source.randrange(base)] for _ in range(self.block_tokens - len(tokens))]
-        return tokens
+        """The tokens of one block, drawn by its id: others are equal only by chance, where blocks are very short."""
+        if block not in self._drawn:
+            source = random.Random(f"{self._seed} {block}")
+            self._drawn[block] = source.choices(self._vocabulary, k=self.block_tokens)
+        return self._drawn[block]
