@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ BOX_NAME = "debian/bookworm64"  # as the Vagrantfile has it
 FOLDER = BOX_NAME.replace("/", "-VAGRANTSLASH-")  # as Vagrant writes it
 HERE = Path(__file__).parent
 RECIPE = ("build-box.sh", "guest-packages.sh")
-INGREDIENTS = ("pyproject.toml", "constraints.txt")  # of the virtual environment inside
+INSTALLED = ("dependencies", "optional-dependencies", "scripts")  # what pip makes of pyproject.toml
 MANIFEST = "manifest.json"
 GUEST_PYTHON = (3, 11)  # Debian 12's
 CHUNK_BYTES = 1 << 20
@@ -44,8 +45,11 @@ class Box:
 def key_of(project: Path) -> str:
     """Changes with everything that the box's content depends on, Debian's own updates aside."""
     digest = hashlib.sha256()
-    for path in (*(HERE / name for name in RECIPE), *(project / name for name in INGREDIENTS)):
+    for path in (*(HERE / name for name in RECIPE), project / "constraints.txt"):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    described = tomllib.loads((project / "pyproject.toml").read_text())["project"]
+    installed = {name: described.get(name) for name in INSTALLED}  # not the settings of linters and tests
+    digest.update(json.dumps(installed, sort_keys=True).encode())
     return digest.hexdigest()[:16]
 
 

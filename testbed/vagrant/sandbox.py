@@ -6,10 +6,12 @@ and libvirt's session, who is on this machine for as long as the run is.
 """
 
 import os
+import select
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,16 +36,31 @@ def run(module: str, arguments: list[str]) -> int:
     def end(number: int, _frame: object) -> None:
         nonlocal ended_by
         ended_by = number
-        for child in _children(process.pid):
-            os.kill(child, signal.SIGKILL)  # PID 1 inside: the kernel then ends all others
-        if not _children(process.pid):
-            process.kill()
+        process.kill()  # --kill-child then ends PID 1 inside, and the kernel all others
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, end)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    init = _first_child(process)
     status = process.wait()
+    if init is not None:
+        select.select([init], [], [])  # readable once PID 1 has ended, and that is after all others
+        os.close(init)
     return 128 + ended_by if ended_by else status
+
+
+def _first_child(process: subprocess.Popen[bytes]) -> int | None:
+    """A pidfd of the process that unshare forks, PID 1 inside; None when unshare ends without."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while process.poll() is None:
+        try:
+            found = children.read_text().split()
+            if found:
+                return os.pidfd_open(int(found[0]))
+        except OSError:
+            pass
+        time.sleep(0.01)
+    return None
 
 
 def become_init(main: Callable[[], int]) -> None:

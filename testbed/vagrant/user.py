@@ -1,4 +1,4 @@
-"""The ordinary user as which Vagrant, libvirt and QEMU run: on this machine for as long as a run is, in no file of it."""
+"""The ordinary user as which a run's Vagrant, libvirt and QEMU work: in no file of the machine, gone with the run."""
 
 import pwd
 from dataclasses import dataclass
