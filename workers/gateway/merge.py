@@ -58,34 +58,41 @@ class PositionMerge:
     ) -> list[MergedToken]:
         """Take tokens at consecutive positions; return those that are now in order (perhaps none).
 
-        A token that is here already is dropped. Raises MergeConflict when it differs, or lies beyond the end.
+        A token that is here already is dropped. Raises MergeConflict, taking nothing, when it differs, or
+        lies beyond the end.
         """
         last = position + len(ids) - 1
         if position < self._start:
             raise MergeConflict(f"{instance} sent position {position}, inside the prompt of {self._start} tokens")
+        end = self._end
         if finish_reason is not None:
-            if self._end not in (None, last + 1):
-                raise MergeConflict(f"{instance} ends the answer at {last}, another instance at {self._end}")
-            self._end = last + 1
-        if self._end is not None and max([last, self._next - 1, *self._waiting]) >= self._end:
-            raise MergeConflict(f"the answer ends before position {self._end}, but {instance} went on")
+            if end not in (None, last + 1):
+                raise MergeConflict(f"{instance} ends the answer at {last}, another instance at {end}")
+            end = last + 1
+        if end is not None and max([last, self._next - 1, *self._waiting]) >= end:
+            raise MergeConflict(f"the answer ends before position {end}, but {instance} went on")
+        tokens = []
         for offset, token_id in enumerate(ids):
             ends = finish_reason if offset == len(ids) - 1 else None
             logprob = logprobs[offset] if offset < len(logprobs) else None
-            self._put(MergedToken(position + offset, token_id, instance, ends, logprob))
+            tokens.append(MergedToken(position + offset, token_id, instance, ends, logprob))
+            self._check(tokens[-1])
+        self._end = end
+        for token in tokens:
+            if token.position >= self._next:
+                self._waiting.setdefault(token.position, token)
         ready = []
-        while (token := self._waiting.pop(self._next, None)) is not None:
-            self._delivered.append(token.token_id)
+        while (following := self._waiting.pop(self._next, None)) is not None:
+            self._delivered.append(following.token_id)
             self._next += 1
-            ready.append(token)
+            ready.append(following)
         return ready
 
-    def _put(self, token: MergedToken) -> None:
+    def _check(self, token: MergedToken) -> None:
         if token.position < self._next:
-            known: int | None = self._delivered[token.position - self._start]
+            known = self._delivered[token.position - self._start]
         else:
-            other = self._waiting.setdefault(token.position, token)
-            known = other.token_id
+            known = self._waiting.get(token.position, token).token_id
         if known != token.token_id:
             raise MergeConflict(
                 f"position {token.position} is token {known} and, says {token.instance}, {token.token_id}"

@@ -32,6 +32,12 @@ class Following:
         """Ids that have come and were not followed yet."""
         return len(self.relayed.ids) - self._followed
 
+    @property
+    def agrees(self) -> bool:
+        """The sequence's answer and the relay's are the same as far as both go."""
+        own = self._sequence.tokens[self._sequence.prompt_len :]
+        return all(ours == theirs for ours, theirs in zip(own, self.relayed.ids, strict=False))
+
     def note(self) -> None:
         """`relayed` has changed, or KV has come."""
         self._news.set()

@@ -81,7 +81,8 @@ class MainDecodeWorker(DecodeWorker):
     def _relay_lost(self, active: MainDecoding, message: Without) -> None:
         """Go on from what the gateway has, or this worker, whichever is more. Raises IdConflict."""
         relayed = active.following.relayed
-        relayed.offer(relayed.start, message.ids)
+        if not active.overlapping:  # else this worker's own tokens are among them
+            relayed.offer(relayed.start, message.ids)
         if not relayed.over or message.finish_reason is None:
             relayed.stop(time.monotonic_ns(), message.finish_reason, 0)
         if message.finish_reason is None:
@@ -190,7 +191,7 @@ class MainDecodeWorker(DecodeWorker):
         """More was heard of the relay: the end of the answer, or how fast it is."""
         following = active.following
         if following.relayed.over:
-            if following.relayed.finish_reason is not None:
+            if following.relayed.finish_reason is not None and following.agrees:
                 self.stop_decoding(active)
             return
         relay, relay_itl, own_itl = active.spec.relay, following.relay_pace.itl_ns, following.own_pace.itl_ns

@@ -89,3 +89,17 @@ def test_an_end_before_tokens_that_are_waiting_is_a_conflict() -> None:
 def test_a_position_inside_the_prompt_is_a_conflict() -> None:
     with pytest.raises(MergeConflict, match="position 9, inside the prompt of 10 tokens"):
         PositionMerge(10).offer(9, [1], None, "rld0")
+
+
+@pytest.mark.parametrize(
+    ("position", "ids", "finish"), [(11, [9], "stop"), (13, [4, 9], None), (12, [3, 4, 9], None), (10, [1, 2], "stop")]
+)
+def test_what_conflicts_leaves_no_trace(position: int, ids: list[int], finish: str | None) -> None:
+    merge = PositionMerge(10)
+    merge.offer(10, [1, 2], None, "rld0")
+    merge.offer(14, [5], None, "rld0")
+    with pytest.raises(MergeConflict):
+        merge.offer(position, ids, finish, "md0")
+    ready = merge.offer(12, [3, 4], None, "rld0") + merge.offer(15, [6], "length", "rld0")
+    assert [token.token_id for token in ready] == [3, 4, 5, 6]
+    assert merge.finished

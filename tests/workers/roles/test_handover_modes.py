@@ -253,6 +253,89 @@ def test_overlap_with_a_slower_main_decode_stops_the_relay_all_the_same(tiny: Lo
     run(test())
 
 
+def differs_at(worker: Any, position: int) -> list[int]:
+    """Once, at a position, a worker's engine chooses another token, as a machine may that rounds another way."""
+    engine, changed = worker.runner._engine, []
+    compute = engine.compute
+
+    def other(batch: Any) -> Any:
+        sampled = compute(batch)
+        for row, (_, at) in enumerate(batch.requests):
+            if at == position and not changed:
+                changed.append(at)
+                sampled[row] = sampled[row]._replace(token=sampled[row].token ^ 1)
+        return sampled
+
+    engine.compute = other
+    return changed
+
+
+def test_overlap_a_main_decode_that_rounds_another_way_leaves_the_answer_to_the_relay(
+    tiny: LoadedModel, tmp_path: Path
+) -> None:
+    expected = generate(tiny, PROMPT, Sampling(max_tokens=120, ignore_eos=True))
+
+    async def test() -> None:
+        async with lab_of(tiny, tmp_path, "overlap", wan_rtt_ns=10**10) as lab:
+            lab.wan.pause()
+            with steps(lab.rld0, lab.md0) as (relay, main):
+                asking = asyncio.create_task(lab.complete(PROMPT, 120, ignore_eos=True))
+                relay.allow(20)
+                await until(lambda: bool(lab.rld0.active) and len(only(lab.rld0).answer) == 21, "the relay decodes")
+                lab.wan.resume()
+                await until(lambda: bool(lab.md0.active) and only(lab.md0).following.rounds == [21], "a round begins")
+                relay.allow(2)
+                await until(lambda: only(lab.md0).following.waiting == 2, "a small gap")
+                main.allow(1)
+                await until(lambda: only(lab.md0).following.rounds == [21, 2], "the last round")
+                changed = differs_at(lab.md0, len(PROMPT) + 30)
+                relay.allow(20)
+                await until(lambda: len(only(lab.md0).following.relayed.ids) == 43, "main decode is behind")
+                main.free()
+                await until(lambda: not lab.md0.active, "main decode was told to give up")
+                relay.free()
+                answer = await asking
+            assert changed
+            assert answer["pdd"]["token_ids"] == expected
+            assert set(answer["pdd"]["instances"]) == {"rld0"}
+            (loss,) = answer["pdd"]["record"]["pdd_recovery"]
+            assert (loss["lost"], loss["error"]) == ("md0", "merge_conflict")
+            await lab.check_released()
+
+    run(test())
+
+
+def test_overlap_a_relay_that_rounds_another_way_behind_main_decode_is_not_heard(
+    tiny: LoadedModel, tmp_path: Path
+) -> None:
+    expected = generate(tiny, PROMPT, Sampling(max_tokens=120, ignore_eos=True))
+
+    async def test() -> None:
+        async with lab_of(tiny, tmp_path, "overlap", wan_rtt_ns=10**10) as lab:
+            lab.rld0._stop = lambda active: None  # else it has stopped before it is wrong
+            lab.wan.pause()
+            with steps(lab.rld0, lab.md0) as (relay, main):
+                asking = asyncio.create_task(lab.complete(PROMPT, 120, ignore_eos=True))
+                relay.allow(20)
+                await until(lambda: bool(lab.rld0.active) and len(only(lab.rld0).answer) == 21, "the relay decodes")
+                lab.wan.resume()
+                main.allow(21)
+                await until(lambda: bool(lab.md0.active) and len(only(lab.md0).answer) == 41, "main decode is ahead")
+                changed = differs_at(lab.rld0, len(PROMPT) + 25)
+                relay.allow(10)
+                await until(lambda: not lab.rld0.active, "the relay was told to give up")
+                main.free()
+                answer = await asking
+            assert changed
+            assert answer["pdd"]["token_ids"] == expected
+            assert answer["pdd"]["instances"] == ["rld0"] * 21 + ["md0"] * 99
+            (loss,) = answer["pdd"]["record"]["pdd_recovery"]
+            assert (loss["lost"], loss["error"]) == ("rld0", "merge_conflict")
+            await lab.check_released()
+
+    run(test())
+
+
 # -- auto --------------------------------------------------------------------------------------------------------
 
 
