@@ -79,7 +79,7 @@ class Plan:
         return [(length, drawn(*self.answers)) for length in lengths]
 
 
-FAR = Plan("far", "2s", "1%", "20mbit", "6s", (1, 120), (8, 900), 16, relay_cpu="25%", max_kv_bytes=20_000_000)
+FAR = Plan("far", "2s", "1%", "20mbit", "6s", (1, 120), (60, 1500), 24, relay_cpu="20%", max_kv_bytes=20_000_000)
 NEAR = Plan("near", "20ms", "0%", "400mbit", "", (16, 3500), (8, 300), 8)
 PLANS = {plan.name: plan for plan in (FAR, NEAR)}
 
