@@ -1,8 +1,9 @@
 """KV blocks as plain memory, and transfers into it: what `workers.wire` asks of a worker's storage."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from workers.wire.kv_receive import IncomingKv, RefuseTransfer
 from workers.wire.messages import KvBegin, TokenLogprob
@@ -76,6 +77,7 @@ class Shelf:
     def __init__(self, shape: Shape, places: int) -> None:
         self.block_size = shape.block_size
         self.bytes_per_token = shape.bytes_per_token
+        self.encodings: Mapping[str, Any] = {}  # KV comes as it is
         self._blocks = shape.blocks
         self._memory = Memory(shape, places)
         self._free = list(range(places))
