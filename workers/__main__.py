@@ -1,6 +1,7 @@
 """`python -m workers`: the role named in the environment (PDDBED_*), in a process of its own."""
 
 import sys
+from dataclasses import replace
 
 from workers.environment import EnvironmentProblem, read_environment
 from workers.models import ModelError, load_model
@@ -14,8 +15,11 @@ def main() -> int:
     except EnvironmentProblem as error:
         print(f"pddbed worker: {error}", file=sys.stderr)
         return 2
+    spec = environment.model
+    if environment.role == "gateway":  # it computes nothing
+        spec = replace(spec, device="cpu")
     try:
-        loaded = load_model(environment.model)
+        loaded = load_model(spec)
     except ModelError as error:
         print(f"pddbed worker: {error}", file=sys.stderr)
         return 1

@@ -16,6 +16,7 @@ import sys
 import time
 import traceback
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -229,13 +230,14 @@ def _run_role() -> int:
     except EnvironmentProblem as error:
         print(f"pddbed worker: {error}", file=sys.stderr)
         return 2
-    loaded = _loaded.get(environment.model)
-    if loaded is None:  # a worker with a model of its own
-        try:
-            loaded = load_model(environment.model)
-        except ModelError as error:
-            print(f"pddbed worker: {error}", file=sys.stderr)
-            return 1
+    host = replace(environment.model, device="cpu")
+    try:
+        loaded = _loaded.get(host) or load_model(host)  # or else a worker with a model of its own
+        if environment.role != "gateway":  # which computes nothing
+            loaded = loaded.on(environment.model.device)
+    except ModelError as error:
+        print(f"pddbed worker: {error}", file=sys.stderr)
+        return 1
     return run(environment, loaded)
 
 
@@ -269,7 +271,8 @@ def main() -> int:
     from workers.models import ModelError, ModelSpec, load_model
 
     try:
-        spec = ModelSpec(**spec_fields)
+        # to host memory, whatever the device: a process that has touched an accelerator cannot be forked
+        spec = replace(ModelSpec(**spec_fields), device="cpu")
         _loaded[spec] = load_model(spec)
     except (ModelError, TypeError) as error:
         with suppress(OSError):

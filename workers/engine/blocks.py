@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import torch
 
+from workers.engine.staging import HostStage, needs_staging
 from workers.models.config import ModelConfig
 from workers.models.weights import DTYPES
 
@@ -39,6 +40,8 @@ class BlockPool:
         shape = (num_blocks, block_size, *config.kv_shape)
         element = DTYPES[dtype]
         self.bytes_per_token = int(np.prod(config.kv_shape)) * element.itemsize
+        self.stage: HostStage | None = None
+        """Where the wire finds the blocks of a pool whose memory it cannot reach."""
         if device == "cpu":
             # numpy asks the kernel for zero pages: a large pool costs memory only once it is written to.
             array = np.zeros(num_blocks * block_size * self.bytes_per_token, np.uint8)
@@ -46,6 +49,9 @@ class BlockPool:
             self.storage = torch.from_numpy(array).view(element).view(shape)
         else:
             self.storage = torch.zeros(shape, dtype=element, device=device)
+        if needs_staging(self.storage.device):
+            self.stage = HostStage(self.storage)
+            self._bytes = self.stage.bytes
         tokens = self.storage.flatten(0, 1)
         self.layers = [tokens[:, layer] for layer in range(config.layers)]
         """Per layer a view `[num_blocks * block_size, *kv_shape[1:]]`, indexed by slot."""
@@ -116,15 +122,26 @@ class BlockPool:
         return self._references[block]
 
     def view(self, block: int, num_tokens: int) -> memoryview:
-        """Writable bytes of the KV of the block's first `num_tokens` tokens, without a copy. CPU pools
-        only.
+        """Bytes of the KV of the block's first `num_tokens` tokens. Writable on a CPU, without a copy; of a pool on a
+        device a copy, which counts only when it is `store`d.
         """
+        room = self.room(block, num_tokens)
+        if self.stage is not None:
+            self.stage.fetch([block])
+        return room
+
+    def room(self, block: int, num_tokens: int) -> memoryview:
+        """As `view`, for someone who writes all of it and does not care what was there; then `store` the block."""
         if not 0 <= num_tokens <= self.block_size:
             raise ValueError(f"{num_tokens} tokens do not fit a block of {self.block_size}")
         if not 0 <= block < self.num_blocks:
             raise ValueError(f"block {block} does not exist; the pool has {self.num_blocks}")
         start = block * self.block_size * self.bytes_per_token
         return self._bytes[start : start + num_tokens * self.bytes_per_token]
+
+    def store(self, blocks: Iterable[int]) -> int:
+        """What was written into the blocks' views is their KV from now on; returns the ns that copies took."""
+        return self.stage.store(blocks) if self.stage is not None else 0
 
     def check_integrity(self, holders: Iterable[Iterable[int]] | None = None) -> None:
         """Asserts that every block is either free or referenced.

@@ -122,7 +122,11 @@ class Engine:
         ids = torch.tensor(batch.ids, device=self._device)
         rows = torch.tensor(batch.rows, dtype=torch.long, device=self._device)
         logits = self.loaded.model(ids, positions, rows, attention)
-        return choose(logits, batch.requests) if batch.rows else []
+        if batch.rows:
+            return choose(logits, batch.requests)  # waits for the device
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()  # the KV is there when a step has ended
+        return []
 
     def commit(self, batch: Batch, sampled: list[Choice]) -> list[list[Generated]]:
         """Moves each sequence on; returns, chunk by chunk, the tokens it gained.

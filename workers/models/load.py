@@ -32,6 +32,14 @@ class LoadedModel:
     tokenizer: Tokenizer
     fingerprint: str
 
+    def on(self, device: str) -> LoadedModel:
+        """The same model on `device`, its weights moved there. Raises ModelError when this machine has none such."""
+        if device == self.spec.device:
+            return self
+        if device != "cpu" and not (device.split(":")[0] == "cuda" and torch.cuda.is_available()):
+            raise ModelError(f'model "{self.spec.name}": this machine has no device "{device}"; use cpu')
+        return replace(self, spec=replace(self.spec, device=device), model=self.model.to(device))
+
 
 def load_model(spec: ModelSpec) -> LoadedModel:
     """Loads what `spec` names; raises ModelError with the next step when it is missing or broken.
@@ -41,13 +49,10 @@ def load_model(spec: ModelSpec) -> LoadedModel:
     """
     if spec.dtype not in DTYPES:
         raise ModelError(f'model "{spec.name}": unknown dtype "{spec.dtype}"; use one of {", ".join(DTYPES)}')
-    if spec.device != "cpu" and not (spec.device.startswith("cuda") and torch.cuda.is_available()):
-        raise ModelError(f'model "{spec.name}": this machine has no device "{spec.device}"; use cpu')
     config, weights, tokenizer = _load(spec)
     model = Decoder(config, weights, spec.dtype)
-    if spec.device != "cpu":
-        model.to(spec.device)
-    return LoadedModel(spec, model, config, tokenizer, fingerprint(config, weights, spec.dtype))
+    host = replace(spec, device="cpu")
+    return LoadedModel(host, model, config, tokenizer, fingerprint(config, weights, spec.dtype)).on(spec.device)
 
 
 def _load(spec: ModelSpec) -> tuple[ModelConfig, Weights, Tokenizer]:

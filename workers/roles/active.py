@@ -53,6 +53,11 @@ class Active:
         """Note a stretch of this request's life; the next report carries it."""
         self.spans.append(Span(name=name, start_ns=start_ns, end_ns=end_ns, **details))
 
+    def note_copies(self, ns: int, tokens: int) -> None:
+        """KV went from host to device memory, a piece at a time; `ns` is what the pieces took by the device's clock."""
+        now_ns = time.monotonic_ns()
+        self.span("host-copy", now_ns - ns, now_ns, tokens=tokens)
+
     def begin_decode(self, name: str, inherited: int = 0) -> None:
         """From now on tokens are this worker's, after `inherited` ones; `end_decode` notes the span."""
         self._decode = (name, time.monotonic_ns(), inherited)

@@ -17,6 +17,7 @@ from workers.models import LoadedModel
 from workers.roles.active import Active, Bounded, RequestFailed
 from workers.roles.worker import Worker
 from workers.wire.frames import WireError
+from workers.wire.kv_encoding import Fp8
 from workers.wire.kv_receive import RefuseTransfer
 from workers.wire.messages import KvBegin, KvWanted, Message, RequestSpec, TokenLogprob, Without
 from workers.wire.stream import Target
@@ -59,11 +60,12 @@ class Incoming:
         self._target: Target | None = None
         self._waiting: asyncio.TimerHandle | None = None
         self._arrived_blocks = 0
+        self._copy_ns = 0
         self._expected_blocks = self._pool.blocks_for(len(active.spec.prompt)) - active.held_blocks
 
     def views(self, first_block: int, tokens: list[int]) -> list[memoryview]:
         blocks = self._active.sequence.blocks[first_block : first_block + len(tokens)]
-        return [self._pool.view(block, count) for block, count in zip(blocks, tokens, strict=True)]
+        return [self._pool.room(block, count) for block, count in zip(blocks, tokens, strict=True)]
 
     def attach(self, target: Target | None) -> None:
         self._target = target
@@ -71,6 +73,8 @@ class Incoming:
     def verified(self, blocks: int) -> None:
         if self.cancelled:
             return
+        held = self._active.held_blocks
+        self._copy_ns += self._pool.store(self._active.sequence.blocks[held : held + blocks])
         self._active.held_blocks += blocks
         self._arrived_blocks += blocks
         if self._active.kv_event is not None:
@@ -85,6 +89,8 @@ class Incoming:
             active.sequence.computed = len(active.spec.prompt)
             active.worker.runner.keep(active.sequence)
             active.first_logprob = first_logprob
+            if self._copy_ns:
+                active.note_copies(self._copy_ns, self._arrived_blocks * self._pool.block_size)
             active.arrived.set_result((first_token, finish_reason))
 
     def failed(self, error: str, reason: str) -> None:
@@ -122,6 +128,8 @@ class DecodeWorker(Worker):
         super().__init__(environment, loaded, receiver=self)
         self.block_size = self.pool.block_size
         self.bytes_per_token = self.pool.bytes_per_token
+        fp8 = Fp8(loaded.config.kv_shape, self.pool.storage.dtype)
+        self.encodings = {fp8.name: fp8}
         self.teller = Teller()
         # What others say of a request whose KV has not begun to arrive: their way here may be the faster one.
         self._early = Bounded()

@@ -79,3 +79,5 @@ def write_tail(runner: EngineRunner, sequence: Sequence, position: int, tokens: 
     for view in token_views(runner.pool, sequence.blocks, position, position + tokens):
         view[:] = kv[start : start + len(view)]
         start += len(view)
+    size = runner.pool.block_size
+    runner.pool.store(sequence.blocks[position // size : -(-(position + tokens) // size)])
