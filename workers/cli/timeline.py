@@ -121,20 +121,28 @@ def route_sentence(record: Mapping[str, Any]) -> str:
 def handover_sentence(record: Mapping[str, Any], marks: Marks) -> str | None:
     """The hand-over's parts in words; None when there was none."""
     spans = {span["name"]: span for span in record["pdd_spans"]}
-    if not {"hand-over", "relay-stopped", "extend"} <= spans.keys():
+    if not {"hand-over", "extend"} <= spans.keys():
         return None
     ready, ids = spans["hand-over"]["start_ns"], spans["hand-over"]["end_ns"]
-    stopped = spans["relay-stopped"]["start_ns"]
     extend = spans["extend"]
-    parts = [
-        f"stop {milliseconds((stopped - ready) / NS_PER_MS)}",
-        f"ids {milliseconds((ids - stopped) / NS_PER_MS)}",
-        f"recompute {extend['tokens']} {milliseconds((extend['end_ns'] - extend['start_ns']) / NS_PER_MS)}",
-    ]
+    if "relay-stopped" in spans:
+        stopped = spans["relay-stopped"]["start_ns"]
+        parts = [
+            f"stop {milliseconds((stopped - ready) / NS_PER_MS)}",
+            f"ids {milliseconds((ids - stopped) / NS_PER_MS)}",
+        ]
+    else:  # both went on
+        parts = [f"caught up {milliseconds((ids - ready) / NS_PER_MS)}"]
+    if "kv-tail" in spans:
+        tail = spans["kv-tail"]
+        parts.append(f"KV of {tail.get('tokens', 0)} {milliseconds((tail['end_ns'] - tail['start_ns']) / NS_PER_MS)}")
+    took = milliseconds((extend["end_ns"] - extend["start_ns"]) / NS_PER_MS)
+    parts.append(f"recompute {extend.get('tokens', 0)} {took}")
     pause = record.get("pdd_handoff_pause_ms")
     if pause is not None:
         parts.append(f"pause seen {milliseconds(pause)}")
-    return f"hand-over: {f' {marks.dot} '.join(parts)}"
+    mode = record.get("pdd_handoff_mode")
+    return f"hand-over{f' ({mode})' if mode else ''}: {f' {marks.dot} '.join(parts)}"
 
 
 def bar(start: float, end: float, marks: Marks) -> str:

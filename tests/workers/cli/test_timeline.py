@@ -129,6 +129,17 @@ def test_the_hand_over_is_told_in_one_line() -> None:
     assert len(sentence) <= 80
 
 
+def test_the_hand_over_names_its_mode_and_what_only_some_modes_have() -> None:
+    spans = [span for span in record()["pdd_spans"] if span["name"] != "relay-stopped"]
+    overlap = record(pdd_handoff_mode="overlap", pdd_handoff_pause_ms=3.0, pdd_spans=spans)
+    assert handover_sentence(overlap, Marks()) == (
+        "hand-over (overlap): caught up 46 ms · recompute 6 29 ms · pause seen 3.0 ms"
+    )
+    tail = {"name": "kv-tail", "instance": "md0", "start_ns": 546 * MS, "end_ns": 560 * MS, "tokens": 5}
+    kv = record(pdd_handoff_mode="kv", pdd_spans=[*record()["pdd_spans"], tail])
+    assert "(kv): stop 25 ms · ids 21 ms · KV of 5 14 ms · recompute" in (handover_sentence(kv, Marks()) or "")
+
+
 def test_numbers_have_three_digits_and_a_unit() -> None:
     assert [milliseconds(v) for v in (0.04, 9.96, 12.4, 999, 1000, 61_234)] == [
         "0.0 ms",
