@@ -191,6 +191,10 @@ class LocalCluster:
         """Where a host listens, or will: known before anything is started."""
         return self._planned().port(name)
 
+    def listener(self, name: str) -> socket.socket:
+        """A host's listening socket, before it is started."""
+        return self._planned().sockets[name]
+
     def _planned(self) -> Plan:
         if self._plan is None:
             self._plan = Plan(self.layout, self.records, self._api)

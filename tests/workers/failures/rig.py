@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -45,7 +46,14 @@ class Answer:
 class Rig:
     """The cluster, its ways, and faults. A context manager."""
 
-    def __init__(self, directory: Path, serving: dict[str, Any], hosts: Hosts = HOSTS, **layout: Any) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        serving: dict[str, Any],
+        hosts: Hosts = HOSTS,
+        send_buffer: int | None = None,
+        **layout: Any,
+    ) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxies", daemon=True)
         self._thread.start()
@@ -55,6 +63,7 @@ class Rig:
         self.directory = directory
         self._serving = serving
         self.roles = {name: role for name, role, _ in hosts}
+        self._send_buffer = send_buffer
         self._layout = {"hosts": hosts, **layout}
 
     def run(self, work: Coroutine[Any, Any, T], within_s: float = 2 * WITHIN_S) -> T:
@@ -70,6 +79,8 @@ class Rig:
         self.cluster = LocalCluster(layout, self.directory)
         for (_, target), proxy in self.ways.items():
             proxy.aim(self.cluster.port(target))
+        if self._send_buffer is not None:  # of the gateway towards its clients
+            self.cluster.listener("gw0").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._send_buffer)
         self.cluster.__enter__()
         # one client: each costs a TLS context, which these tests would notice
         self.http = httpx.AsyncClient(base_url=self.cluster.base_url, timeout=WITHIN_S, verify=False)
@@ -157,6 +168,17 @@ class Rig:
         ):
             assert time.monotonic() < end, f"{host} is not lost within {WITHIN_S} s"
             await asyncio.sleep(0.02)
+
+    async def released(self) -> None:
+        """No worker that is there uses a block for a request."""
+        end = time.monotonic() + WITHIN_S
+        while True:
+            metrics = await self.metrics()
+            used = [line.split()[-1] for line in metrics if line.startswith("pddbed_kv_blocks") and "used" in line]
+            if set(map(float, used)) <= {0.0}:
+                return
+            assert time.monotonic() < end, f"blocks in use after {WITHIN_S} s: {used}"
+            await asyncio.sleep(0.05)
 
     async def settled(self) -> None:
         """Every worker is connected and whole, no request is unsettled, and no block used but by the caches."""

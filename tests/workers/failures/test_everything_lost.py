@@ -1,13 +1,7 @@
 """When nobody is left: a named error in OpenAI's shape, soon; and when somebody comes back in time, the answer."""
 
 import asyncio
-import os
-import signal
 import time
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 
 from tests.workers.failures.rig import WORKERS, Answer, Rig
 from tests.workers.serving import prompt_of
@@ -16,13 +10,6 @@ from workers.models import LoadedModel
 from workers.wire.deadlines import Path as NetworkPath
 
 TOKENS = 300
-
-
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    with Rig(tmp_path, {}) as running:
-        yield running
-        running.check_books()
 
 
 def test_everything_lost_is_a_named_error_within_a_deadline(rig: Rig) -> None:
@@ -78,10 +65,3 @@ def test_workers_that_are_back_in_time_finish_the_answer(tiny: LoadedModel, rig:
     record = rig.record(answer.request_id)
     assert record["pdd_replays"] > 0
     assert [loss["how"] for loss in record["pdd_recovery"]].count("replay") > 0
-
-
-def test_a_cluster_ends_its_processes_stopped_ones_too(rig: Rig) -> None:
-    os.kill(rig.cluster.pids["md0"], signal.SIGSTOP)
-    pids = list(rig.cluster.pids.values())
-    rig.cluster.close()
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)

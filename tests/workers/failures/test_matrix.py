@@ -6,7 +6,6 @@ the client, never after some time.
 
 import asyncio
 import itertools
-from collections.abc import Iterator
 
 import pytest
 
@@ -27,13 +26,6 @@ NEEDED = {
 }
 
 SEEDS = itertools.count(1000)
-
-
-@pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    with Rig(tmp_path_factory.mktemp("rig"), {"handoff": "one-shot"}) as running:
-        yield running
-        running.check_books()
 
 
 def arm(rig: Rig, stage: str) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-from collections.abc import Iterator
 
 import pytest
 
@@ -15,24 +14,19 @@ TOKENS = 120
 SEEDS = itertools.count(9000)
 
 
-@pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    with Rig(tmp_path_factory.mktemp("rig"), {"handoff": "one-shot"}) as running:
-        yield running
-        running.check_books()
-
-
 @pytest.mark.parametrize("fault", ["cut", "half-open"])
 @pytest.mark.parametrize(
-    ("way", "channel", "needle"),
+    ("way", "channel", "needle", "lost"),
     [
-        (("p0", "md0"), "kv", b""),
-        (("p0", "rld0"), "kv", b""),
-        (("rld0", "md0"), "control", b"token-ids"),
+        (("p0", "md0"), "kv", b"", "md0"),
+        (("p0", "rld0"), "kv", b"", "rld0"),
+        (("rld0", "md0"), "control", b"token-ids", "rld0"),
     ],
     ids=["wan-transfer", "fabric-transfer", "hand-over"],
 )
-def test_of_one_way(tiny: LoadedModel, rig: Rig, way: tuple[str, str], channel: str, needle: bytes, fault: str) -> None:
+def test_of_one_way(
+    tiny: LoadedModel, rig: Rig, way: tuple[str, str], channel: str, needle: bytes, lost: str, fault: str
+) -> None:
     prompt = prompt_of(200, seed=next(SEEDS))
     expected = generate(tiny, prompt, Sampling(max_tokens=TOKENS, ignore_eos=True))
     answer, broken = Answer(), rig.ways[way]
@@ -57,3 +51,9 @@ def test_of_one_way(tiny: LoadedModel, rig: Rig, way: tuple[str, str], channel: 
     record = rig.record(answer.request_id)
     assert record["success"]
     assert record["pdd_unsettled"] == []
+    assert record["pdd_replays"] == 0
+    if lost == "md0":
+        assert record["pdd_rld_tokens"] == TOKENS, "the relay finishes, without a pause or a word"
+    else:
+        assert {loss["lost"] for loss in record["pdd_recovery"]} == {"rld0"}
+        assert record["pdd_md_tokens"] > 0

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -81,6 +82,13 @@ def test_the_processes_hold_nothing_after_their_answers(cluster: LocalCluster) -
             return
         time.sleep(0.05)
     pytest.fail(f"still in use: {free}")
+
+
+def test_a_cluster_ends_its_processes_a_stopped_one_too(tmp_path: Path) -> None:
+    with LocalCluster(Layout(), tmp_path) as cluster:
+        os.kill(cluster.pids["md0"], signal.SIGSTOP)
+        pids = list(cluster.pids.values())
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
 def test_a_model_that_does_not_exist_is_one_sentence_and_starts_nothing(tmp_path: Path) -> None:
