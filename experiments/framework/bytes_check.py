@@ -23,6 +23,7 @@ class BytesCheck:
     by_class: dict[str, dict[str, int]]  # class -> direction -> bytes in the file, where the payload was captured
     difference: float
     packets: int
+    dropped: int | None  # packets that the capture lost; their bytes are known by sequence numbers
     problems: tuple[str, ...]
 
     def facts(self) -> dict[str, Any]:
@@ -33,6 +34,7 @@ class BytesCheck:
             "bytes_by_class": self.by_class,
             "bytes_difference": self.difference,
             "captured_packets": self.packets,
+            "capture_dropped": self.dropped,
         }
 
 
@@ -60,5 +62,6 @@ def check_bytes(capture: Path, records: Path) -> BytesCheck:
         by_class=by_class,
         difference=max(differences, default=0.0),
         packets=result.facts.packets,
+        dropped=result.dropped,
         problems=tuple(problems),
     )

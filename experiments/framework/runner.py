@@ -1,5 +1,6 @@
 """Running an experiment: a lab, its parts one after the other, and the run's files. Resumes what was interrupted."""
 
+import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,7 +34,7 @@ def run(experiment: Experiment, options: Options, path: Path, driver: str, *, qu
 
 def _begin(experiment: Experiment, options: Options, directory: RunDirectory) -> dict[str, Any]:
     """run.json of a new run, or of the one that is resumed. Raises ExperimentError."""
-    parameters = experiment.parameters(options)
+    parameters = json.loads(json.dumps(experiment.parameters(options)))  # as run.json has them
     if directory.run_file.exists():
         about = directory.run()
         if (about["experiment"], about["parameters"]) != (experiment.name, parameters):
@@ -86,6 +87,8 @@ def _run_parts(
             "applied": lab.state["applied"],
             "verified_before": _verify_before(lab),
             "verified_after": None,
+            "versions": machine.versions(),
+            "machine": machine.machine(),
             "parts": [],
         }
         about["labs"].append(in_lab)

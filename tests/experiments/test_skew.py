@@ -1,4 +1,4 @@
-"""`skew`: the fit hits what it was fitted to, both rows get the same arrivals, and a short run reproduces the medians."""
+"""`skew`: the fit hits its targets, both rows get the same arrivals, and a short run reproduces the medians."""
 
 import json
 import re
