@@ -23,9 +23,9 @@ from experiments.skew.fit import (
     Fit,
     as_json,
 )
-from experiments.skew.rows import parts, shape
+from experiments.skew.rows import PREDICTED, parts, shape
 from experiments.skew.session import open_session
-from experiments.traces.hit_rates import DISTRIBUTIONS, draw
+from experiments.traces.hit_rates import DISTRIBUTIONS, SKEWED, UNIFORM, draw
 
 TOPOLOGY = Path(__file__).resolve().parents[2] / "topologies" / "skew.yaml"
 ORIGIN = "PDD publication"
@@ -55,7 +55,8 @@ class Skew(Experiment):
             "seeds": options.seeds,
             "quick": options.quick,
             "distributions": {
-                name: {"knots": rates.knots, "mean": rates.mean} for name, rates in DISTRIBUTIONS.items()
+                rates.name: {"knots": rates.knots, "mean": rates.mean}
+                for rates in (SKEWED, UNIFORM, *(row.rates for row in PREDICTED))
             },
         }
 
