@@ -57,3 +57,33 @@ def test_of_one_way(
     else:
         assert {loss["lost"] for loss in record["pdd_recovery"]} == {"rld0"}
         assert record["pdd_md_tokens"] > 0
+
+
+def test_what_the_relay_said_last_is_said_again_by_main_decode(tiny: LoadedModel, rig: Rig) -> None:
+    """The relay's tokens are lost on their way to the gateway, its ids are not on their way to main decode."""
+    prompt = prompt_of(100, seed=next(SEEDS))
+    expected = generate(tiny, prompt, Sampling(max_tokens=TOKENS, ignore_eos=True))
+    answer = Answer()
+    heard, main = rig.ways["gw0", "rld0"], rig.ways["gw0", "md0"]
+
+    async def test() -> None:
+        try:
+            heard.hold("control", "back")
+            main.hold("control", "back")
+            asking = asyncio.create_task(rig.stream(answer, prompt, TOKENS))
+            await rig.until(lambda: main.holds("control", "back", b"tokens"), "main decode has taken over")
+            assert heard.holds("control", "back", b"tokens")
+            assert answer.ids == []
+            main.release()
+            await rig.fault("kill", "rld0")
+            await asking
+        finally:
+            await rig.heal()
+            await rig.settled()
+
+    rig.run(test())
+    assert answer.ids == expected
+    assert set(answer.instances) == {"md0"}
+    record = rig.record(answer.request_id)
+    assert record["pdd_replays"] == 0
+    assert [(loss["lost"], loss["how"]) for loss in record["pdd_recovery"]] == [("rld0", "goes-on")]
