@@ -12,11 +12,11 @@ PDDBED  := $(SUDO) $(abspath $(BIN))/pddbed
 PACKAGES := mininet iproute2 iputils-ping iperf3 ethtool procps curl python3-venv \
             qemu-system-x86 busybox-static kmod fonts-dejavu-core
 
-.PHONY: help packages link setup demo test lint clean
+.PHONY: help packages link setup demo test gpu-test lint clean
 .DEFAULT_GOAL := help
 
 help:  ## this text
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
 
 packages:
 	@missing=(); for p in $(PACKAGES); do \
@@ -49,6 +49,11 @@ demo: setup  ## two datacenters up, a question answered across the relay, all of
 
 test: setup lint  ## lint, types, and every test, on this kernel and in the VM
 	@tests/run
+
+# A machine with CUDA has a PyTorch of its own: PYTHON's, where that finds a device.
+gpu-test:  ## the same workers on CUDA, over loopback; says so where there is none
+	@py=$(PYTHON); $$py -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null || [ ! -x $(BIN)/python ] || py=$(BIN)/python; \
+	$$py -m tests.gpu.run
 
 lint: $(VENV)/.installed  ## ruff and mypy
 	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy
