@@ -15,6 +15,7 @@ from workers.wire.peers import RANK, Peer
 
 ROLES = tuple(RANK)
 PIPELINES = ("pdd", "cdc-pd", "idc-pd", "prfaas", "single")
+KV_WAN_DTYPES = ("same", "fp8")
 KV_SENDS = ("after-prefill", "chunked")
 
 DEFAULT_KV_BYTES = 512 << 20
@@ -44,6 +45,7 @@ class Serving:
     block_size: int = 16
     kv_connections: int = 8
     kv_warm: bool = True
+    kv_wan_dtype: str = "same"
     kv_send: str = "after-prefill"
     max_running: int = 256
     max_waiting: int = 1024
@@ -234,6 +236,7 @@ class _Reader:
             block_size=fields.get("block_size", defaults.block_size),
             kv_connections=(pool or {}).get("connections", defaults.kv_connections),
             kv_warm=(pool or {}).get("warm", defaults.kv_warm),
+            kv_wan_dtype=(pool or {}).get("wan_dtype", defaults.kv_wan_dtype),
             kv_send=str(fields.get("kv_send", defaults.kv_send)),
             kv_chunk=fields.get("kv_chunk", defaults.kv_chunk),
             max_running=fields.get("max_running", defaults.max_running),
@@ -245,6 +248,7 @@ class _Reader:
             ("pipeline", serving.pipeline, PIPELINES),
             ("handoff", serving.handoff, MODES),
             ("kv_send", serving.kv_send, KV_SENDS),
+            ("kv_pool.wan_dtype", serving.kv_wan_dtype, KV_WAN_DTYPES),
         ):
             if value not in known:
                 self._problems.append(f"serving.{name} {value!r} is not built yet; use one of {', '.join(known)}")

@@ -107,6 +107,7 @@ class RequestLog:
             "pdd_kv_queue_ms": wan.queue_ns / NS_PER_MS if wan else None,
             "pdd_kv_xfer_ms": (wan.end_ns - wan.start_ns) / NS_PER_MS if wan else None,
             "pdd_kv_send": None if kv is None else "chunked" if kv.chunks else "after-prefill",
+            "pdd_kv_dtype": wan.encoding or "same" if wan else None,
             "pdd_kv_wait_ms": wan.waited_ns / NS_PER_MS if wan else None,
             # what the transfer to main decode adds to prefill: all of it, or with chunked sending its end
             "pdd_kv_exposed_ms": max(0, wan.end_ns - prefill.end_ns) / NS_PER_MS if wan and prefill else None,
@@ -178,6 +179,7 @@ def span_row(instance: str, span: Span) -> dict[str, Any]:
         "queue_ns",
         "chunks",
         "waited_ns",
+        "encoding",
         "rounds",
         "drafted",
         "accepted",

@@ -171,6 +171,7 @@ class KvPool(Section):
     """Warm connections for KV between each pair of workers."""
 
     connections: Annotated[int, whole(1, 256)] = 8
+    wan_dtype: Literal["same", "fp8"] = Field(default="same", description="What KV is on the WAN; fp8 is lossy.")
     warm: Flag = Field(default=True, description="Open the connections' TCP windows with padding when they are new.")
 
 

@@ -129,7 +129,7 @@ class DecodeWorker(Worker):
         self.block_size = self.pool.block_size
         self.bytes_per_token = self.pool.bytes_per_token
         fp8 = Fp8(loaded.config.kv_shape, self.pool.storage.dtype)
-        self.encodings = {fp8.name: fp8}
+        self.peers.kv_encodings = {fp8.name: fp8}
         self.teller = Teller()
         # What others say of a request whose KV has not begun to arrive: their way here may be the faster one.
         self._early = Bounded()

@@ -14,6 +14,7 @@ from workers.roles.active import Active, logprobs_of
 from workers.roles.worker import Worker
 from workers.wire.deadlines import DeadlineExceeded
 from workers.wire.frames import WireError
+from workers.wire.kv_encoding import Fp8, KvEncoding
 from workers.wire.kv_send import Delivered, OutgoingKv, TransferAborted, TransferRefused
 from workers.wire.kv_source import First, KvSource
 from workers.wire.messages import CacheNotice, KvWanted, Message, RequestSpec, Undelivered, Without
@@ -57,6 +58,9 @@ class PrefillWorker(Worker):
             peer.name: CacheMirror() for peer in self.peers.known.values() if ("prefill", peer.role) in KV_FLOWS
         }
         self._chunked = environment.serving.kv_send == "chunked"
+        self._wan_encoding: KvEncoding | None = None
+        if environment.serving.kv_wan_dtype == "fp8":
+            self._wan_encoding = Fp8(loaded.config.kv_shape, self.pool.storage.dtype)
 
     def handle(self, peer: str, message: Message) -> None:
         if isinstance(message, CacheNotice) and peer in self.mirrors:
@@ -124,6 +128,7 @@ class PrefillWorker(Worker):
             queue_ns=delivered.queue_ns,
             chunks=delivered.chunks,
             waited_ns=delivered.waited_ns,
+            encoding=encoding.name if (encoding := self._encoding_to(name)) else "",
         )
         self.report(active)
 
@@ -140,7 +145,8 @@ class PrefillWorker(Worker):
                 raise TransferAborted(active.given_up[name])
             begun_ns = time.monotonic_ns()
             chunk_tokens = self.environment.serving.kv_chunk
-            kv = OutgoingKv(spec, self.pool, active.sequence.blocks, source, first_block, chunk_tokens)
+            blocks, encoding = active.sequence.blocks, self._encoding_to(name)
+            kv = OutgoingKv(spec, self.pool, blocks, source, first_block, chunk_tokens, encoding)
             active.outgoing[name] = kv
             active.wanted[name] = wanted = asyncio.get_running_loop().create_future()
             try:
@@ -169,9 +175,15 @@ class PrefillWorker(Worker):
         except TimeoutError:
             return first_block
 
+    def _is_here(self, peer: str) -> bool:
+        return self.peers.known[peer].datacenter == self.environment.datacenter
+
     def _transfer_name(self, peer: str) -> str:
-        here = self.environment.datacenter
-        return "fabric-transfer" if self.peers.known[peer].datacenter == here else "wan-transfer"
+        return "fabric-transfer" if self._is_here(peer) else "wan-transfer"
+
+    def _encoding_to(self, peer: str) -> KvEncoding | None:
+        """How KV is written on the way to a peer, if not as it is in the pool."""
+        return None if self._is_here(peer) else self._wan_encoding
 
     def release(self, active: Active) -> None:
         assert isinstance(active, Prefilling)

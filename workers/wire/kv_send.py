@@ -11,6 +11,7 @@ import xxhash
 
 from workers.wire.connection import Connection
 from workers.wire.frames import WireError
+from workers.wire.kv_encoding import KvEncoding
 from workers.wire.kv_pool import KvChannel, KvPool
 from workers.wire.kv_source import KvSource
 from workers.wire.messages import KvAbort, KvBegin, KvBlocks, KvEnd, KvReceived, KvRefused, Padding, RequestSpec
@@ -85,6 +86,7 @@ class OutgoingKv:
         source: KvSource,
         first_block: int = 0,
         chunk_tokens: int = 1,
+        encoding: KvEncoding | None = None,
     ) -> None:
         self._spec = spec
         self._first_block = first_block
@@ -101,7 +103,9 @@ class OutgoingKv:
         self._chunks = 0
         self._waited_ns = 0
         self.transfer = new_transfer_id(spec.id)
-        self.kv_bytes = (len(spec.prompt) - first_block * storage.block_size) * storage.bytes_per_token
+        self._encoding = encoding
+        bytes_per_token = storage.bytes_per_token if encoding is None else encoding.bytes_per_token
+        self.kv_bytes = (len(spec.prompt) - first_block * storage.block_size) * bytes_per_token
 
     def abort(self, reason: str) -> None:
         """Give up. When this returns the blocks are no longer read; the frame under way is finished from a copy."""
@@ -170,6 +174,7 @@ class OutgoingKv:
                 spec=self._spec,
                 first_block=self._first_block,
                 tokens=len(self._spec.prompt),
+                encoding=None if self._encoding is None else self._encoding.name,
             )
             await connection.send(begin)
             await self._send_blocks(connection, answer, keep_alive_s)
@@ -238,7 +243,8 @@ class OutgoingKv:
             size = 0
             while first + len(views) < end and (size < FRAME_BODY_BYTES or not views):
                 index = first + len(views)
-                views.append(self._storage.view(self._blocks[index], self._lengths[index]))
+                view = self._storage.view(self._blocks[index], self._lengths[index])
+                views.append(view if self._encoding is None else self._encoding.encode(view))
                 size += len(views[-1])
             message = KvBlocks(
                 transfer=self.transfer,

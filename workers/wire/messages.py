@@ -203,6 +203,7 @@ class KvBegin(Message, tag="kv-begin", frozen=True):
     spec: RequestSpec
     first_block: Count
     tokens: Count
+    encoding: Name | None = None  # of the blocks' bytes (kv_encoding); None: as they are in the pool
 
 
 class KvBlocks(Message, tag="kv-blocks", frozen=True):
@@ -337,6 +338,7 @@ class Span(Struct, frozen=True, kw_only=True, omit_defaults=True):
     cached: int = 0  # of `tokens`, those a cache had
     queue_ns: int = 0
     chunks: int = 0  # of KV that left while prefill still computed; 0: everything left after it
+    encoding: str = ""  # of KV that was sent in fewer bytes than it has
     waited_ns: int = 0  # of a transfer that followed prefill: how long there was nothing to send
     rounds: int = 0  # of catching up
     drafted: int = 0  # tokens guessed ahead while decoding

@@ -19,6 +19,7 @@ from workers.wire.connection import Connection, Local
 from workers.wire.control import ControlLink
 from workers.wire.deadlines import SAME_DATACENTER, SHORT_LIFE_S, Path
 from workers.wire.frames import WireError
+from workers.wire.kv_encoding import KvEncoding
 from workers.wire.kv_pool import KvPool, PeerUnreachable
 from workers.wire.kv_receive import Receiver, receive_transfers
 from workers.wire.kv_tail import TailReceiver, receive_tails
@@ -82,6 +83,8 @@ class Peers:
         self._handler = handler
         self._receiver = receiver
         self.tail_receiver: TailReceiver | None = None
+        self.kv_encodings: Mapping[str, KvEncoding] = {}
+        """By name, how else than as it is in the pool KV may arrive."""
         self.known: Mapping[str, Peer] = {peer.name: peer for peer in peers if peer.role in RANK}
         self._links: dict[str, ControlLink] = {}
         self._errors: dict[str, str] = {}
@@ -218,7 +221,7 @@ class Peers:
             if connection.channel == "control":
                 await self._run_link(connection, peer, pings=False)
             elif self._receiver is not None and (peer.role, self._role) in KV_FLOWS:
-                await receive_transfers(connection, self._receiver)
+                await receive_transfers(connection, self._receiver, self.kv_encodings)
             elif self.tail_receiver is not None and (peer.role, self._role) == TAIL_FLOW:
                 await receive_tails(connection, self.tail_receiver)
         except WireError as error:

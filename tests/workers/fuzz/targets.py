@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import torch
 import xxhash
 
 from tests.workers.fuzz.scripts import BLOCK_SIZE, to_stream
@@ -19,6 +20,7 @@ from workers.wire.control import CONTROL_KINDS
 from workers.wire.deadlines import Path
 from workers.wire.dissect import Dissector, Piece, request_of
 from workers.wire.frames import HEADER, PROTOCOL_VERSION, FrameError, WireError, parse_header
+from workers.wire.kv_encoding import Fp8
 from workers.wire.kv_receive import RefuseTransfer, receive_transfers
 from workers.wire.kv_tail import receive_tails
 from workers.wire.messages import Facts, KvBegin, KvTail, decode, encode, kind_of
@@ -102,6 +104,9 @@ class _Sink:
         self.ended = error
 
 
+_ENCODINGS = {"fp8": Fp8((4, 2, 2, 32), torch.float32)}
+
+
 class _Receiver:
     block_size = BLOCK_SIZE
     bytes_per_token = BYTES_PER_TOKEN
@@ -150,7 +155,7 @@ class Wire:
         receiver = _Receiver()
 
         async def serve(sock: socket.socket) -> None:
-            await receive_transfers(self._authenticated(sock, "kv"), receiver)
+            await receive_transfers(self._authenticated(sock, "kv"), receiver, _ENCODINGS)
 
         self._expect_wire_error(serve, to_stream(script))
         assert all(sink.ended for sink in receiver.sinks if not sink.cancelled), "a transfer was forgotten"

@@ -5,10 +5,13 @@ import socket
 from dataclasses import dataclass
 from typing import Any, Self
 
+import torch
+
 from tests.workers.serving import Relay
 from workers.wire.connection import Local
 from workers.wire.deadlines import Path
 from workers.wire.frames import PROTOCOL_VERSION
+from workers.wire.kv_encoding import Fp8, KvEncoding
 from workers.wire.kv_receive import RefuseTransfer
 from workers.wire.kv_send import OutgoingKv
 from workers.wire.kv_source import First, KvSource
@@ -16,6 +19,7 @@ from workers.wire.messages import Facts, KvBegin, Message, RequestSpec, Sampling
 from workers.wire.peers import Peer, Peers
 from workers.wire.stream import Target
 
+FP8 = Fp8((1, 1, 1, 250), torch.float32)  # 1,000 bytes a token, as everything here
 SECRET = bytes(range(32))
 BLOCK_SIZE, BYTES_PER_TOKEN = 16, 1000
 
@@ -133,6 +137,7 @@ class End:
             for other in others
         ]
         self.peers = Peers(self.local, peers, self, self, connections, warm_kv=warm_kv)
+        self.peers.kv_encodings = {FP8.name: FP8}
         return self
 
     async def __aenter__(self) -> Self:
@@ -211,6 +216,9 @@ def spec(request: str, tokens: int) -> RequestSpec:
     )
 
 
-def outgoing(memory: Memory, request: str, tokens: int, first_token: int = 5) -> OutgoingKv:
+def outgoing(
+    memory: Memory, request: str, tokens: int, first_token: int = 5, encoding: KvEncoding | None = None
+) -> OutgoingKv:
     blocks = list(range(-(-tokens // BLOCK_SIZE)))
-    return OutgoingKv(spec(request, tokens), memory, blocks, KvSource.finished(tokens, First(first_token)))
+    source = KvSource.finished(tokens, First(first_token))
+    return OutgoingKv(spec(request, tokens), memory, blocks, source, encoding=encoding)

@@ -84,6 +84,15 @@ def test_deadlines_grow_with_the_round_trip() -> None:
     assert [near.retry_s(n) for n in (0, 1, 2, 20)] == [0.0, 0.05, 0.1, 2.0]
 
 
+def test_deadlines_grow_as_a_link_is_slow_and_shrink_with_patience() -> None:
+    slow = Path(rtt_ns=40_000_000, rate_bps=1_000_000)
+    assert slow.stall_s - Path(rtt_ns=40_000_000).stall_s == pytest.approx(2 * 64 * 1500 * 8 / 1e6)
+    quick = Path(rtt_ns=40_000_000, patience=0.1)
+    assert quick.stall_s == pytest.approx(1.5 + 8 * 0.04), "patience is for the peer's CPU, not for the link"
+    assert quick.ping_every_s == 0.1
+    assert quick.retry_s(20) == 0.2
+
+
 def test_posting_to_a_worker_never_seen_names_it() -> None:
     async def test() -> None:
         rld0, md0 = End("rld0", "relay-decode"), End("md0", "main-decode")
