@@ -135,7 +135,7 @@ def alone_route(roles: Iterable[str], reason: str, workers: Iterable[WorkerView]
     order = list(roles)
     candidates = [view for view in workers if view.role in order]
     if not candidates:
-        raise NoRoute(f"{reason}; nor is another worker that could serve alone connected")
+        raise NoRoute(f"{reason or 'no ' + order[0] + ' worker is connected'}; nor is one that could serve alone")
     best = min(candidates, key=lambda view: (_cost(view)[:2], order.index(view.role), view.name))
     return Route(ALONE[best.role], best.name, None, None, reason)
 

@@ -2,7 +2,17 @@
 
 import pytest
 
-from workers.policy import BUSY_TOKENS, NoRoute, Route, WorkerView, choose_route, pipeline_for, route_for
+from workers.policy import (
+    BUSY_TOKENS,
+    NoRoute,
+    Route,
+    WorkerView,
+    alone_route,
+    choose_route,
+    pipeline_for,
+    route_around,
+    route_for,
+)
 
 
 def view(name: str, role: str, active: int = 0, connected: str = "", matched: int = 0) -> WorkerView:
@@ -81,3 +91,42 @@ def test_a_cache_is_left_when_its_worker_is_busier_by_more_than_the_cache_is_wor
     for busy, chosen in ((3, "md1"), (5, "md0")):
         route = route_for("pdd", 0.95, 1100, warm({"md1": 4 * BUSY_TOKENS}, {"md1": busy}))
         assert route.main == chosen
+
+
+@pytest.mark.parametrize(
+    ("policy", "missing", "expected"),
+    [
+        ("pdd", "", ("p-rld-md", "p0", "rld0", "md0")),
+        ("pdd", "md", ("p-rld", "p0", "rld0", None)),
+        ("pdd", "rld", ("p-md", "p0", None, "md0")),
+        ("pdd", "p", ("md", "md0", None, None)),
+        ("pdd", "p md", ("rld", "rld0", None, None)),
+        ("pdd", "rld md", ("p", "p0", None, None)),
+        ("cdc-pd", "md", ("rld", "rld0", None, None)),
+        ("cdc-pd", "p", ("md", "md0", None, None)),
+        ("idc-pd", "rld", ("md", "md0", None, None)),
+        ("single", "p", ("md", "md0", None, None)),
+    ],
+)
+def test_who_is_left_serves(policy: str, missing: str, expected: tuple[str | None, ...]) -> None:
+    there = [one for one in warm({}) if one.name.rstrip("01") not in missing.split()]
+    route = route_around(policy, 0.95, 100, there)
+    assert (route.pipeline, route.prefill, route.relay, route.main) == expected
+    if missing:
+        assert "no " in route.reason, "the reason says what is missing"
+
+
+def test_nobody_left_is_one_sentence() -> None:
+    with pytest.raises(
+        NoRoute, match="no prefill worker is connected to the gateway; nor is one that could serve alone"
+    ):
+        route_around("pdd", 0.95, 100, [])
+    with pytest.raises(NoRoute, match="no main-decode worker is connected; nor is one"):
+        route_for("prfaas", 0.95, 100, [])
+
+
+def test_alone_serves_whose_cache_holds_most_then_main_decode() -> None:
+    there = [one for one in warm({"rld1": 64}) if one.role != "prefill"]
+    assert route_around("pdd", 0.95, 100, there).pipeline == "rld"
+    assert route_around("pdd", 0.95, 100, there).prefill == "rld1"
+    assert alone_route(("prefill", "relay-decode"), "why", warm({})).workers == ("p0",)
