@@ -1,8 +1,9 @@
 """Running an experiment: a lab, its parts one after the other, and the run's files. Resumes what was interrupted."""
 
 import json
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from experiments.framework.experiment import Evaluation, Experiment, Options, Pa
 from experiments.framework.lab import ExperimentLab
 from experiments.framework.progress import RunProgress
 from experiments.framework.registry import find
+from experiments.report.charts import Chart, svg
 
 VERIFY_AGAIN = 2  # times; the verification after the run covers the lab's whole life and is not repeated
 
@@ -98,13 +100,11 @@ def _run_parts(
                 progress.begin(part)
                 with lab.watching(directory.links, part.name):
                     result = session.run(part, directory.part(part.name), progress.advance)
-                directory.keep(part, result)
+                in_lab["verified_after"] = lab.verify()  # after each part: it covers the lab's life until then
                 in_lab["parts"].append(part.name)
                 directory.write_run(about)
+                directory.keep(part, result)
                 progress.end()
-        progress.step("verifying the links")
-        in_lab["verified_after"] = lab.verify()
-        directory.write_run(about)
 
 
 def _verify_before(lab: ExperimentLab) -> dict[str, Any] | None:
@@ -143,8 +143,18 @@ def report(path: Path) -> Evaluation:
     }
     write_json(path / "summary.json", summary)
     write_json(path / "timeline.json", timeline(results))
+    write_charts(path / "charts", evaluation.charts)
     write_whole(path / "report.html", page(about, summary, evaluation, directory.links))
     return evaluation
+
+
+def write_charts(directory: Path, charts: Sequence[Chart]) -> None:
+    """Each as an SVG file, named after its title."""
+    directory.mkdir(exist_ok=True)
+    for chart in charts:
+        if any(series.points for series in chart.series):
+            name = re.sub("[^a-z0-9]+", "-", chart.title.lower()).strip("-")
+            write_whole(directory / f"{name}.svg", svg(chart) + "\n")
 
 
 def unfaithful_reasons(about: Mapping[str, Any], results: Mapping[str, tuple[Part, PartResult]]) -> list[str]:

@@ -52,6 +52,14 @@ def cdf(name: str, values: Sequence[float]) -> Series:
     return Series(name, points, "step")
 
 
+# currentColor: as the page's ink, and black where the picture stands alone
+STYLE = (
+    "<style>text{font:12px DejaVu Sans,system-ui,sans-serif;fill:currentColor}.title{font-size:14px;font-weight:600}"
+    ".grid{stroke:currentColor;stroke-opacity:.15}.series{fill:none;stroke-width:2}"
+    "line.mark{stroke:currentColor;stroke-opacity:.6;stroke-dasharray:3 3}text.mark{fill-opacity:.75}</style>"
+)
+
+
 class _Axis:
     """From data to pixels, and where the ticks are."""
 
@@ -95,11 +103,17 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
 
 
-def svg(chart: Chart) -> str:
-    """The chart. An empty one says so."""
-    points = [point for series in chart.series for point in series.points]
-    if not points:
+def figure(chart: Chart) -> str:
+    """The chart and its caption for a page. An empty one says so."""
+    if not any(series.points for series in chart.series):
         return f'<p class="dim">{escape(chart.title)}: nothing was recorded</p>'
+    caption = f"<figcaption>{escape(chart.caption)}</figcaption>" if chart.caption else ""
+    return f"<figure>{svg(chart)}{caption}</figure>"
+
+
+def svg(chart: Chart) -> str:
+    """The picture alone; at least one point."""
+    points = [point for series in chart.series for point in series.points]
     xs = [x for x, _ in points] + [mark.value for mark in chart.marks if not mark.horizontal]
     ys = [y for _, y in points] + [mark.value for mark in chart.marks if mark.horizontal]
     if chart.y_from_zero:
@@ -107,7 +121,7 @@ def svg(chart: Chart) -> str:
     x_axis = _Axis(min(xs), max(xs), _LEFT, WIDTH - _RIGHT, chart.x_log)
     y_axis = _Axis(min(ys), max(ys), HEIGHT - _BOTTOM, _TOP)
     parts = [
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" xmlns="http://www.w3.org/2000/svg">',
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" xmlns="http://www.w3.org/2000/svg">{STYLE}',
         f"<title>{escape(chart.title)}</title>",
         f'<text class="title" x="{_LEFT}" y="17">{escape(chart.title)}</text>',
         *_grid(x_axis, y_axis, chart),
@@ -117,8 +131,7 @@ def svg(chart: Chart) -> str:
     parts += _marks(chart.marks, x_axis, y_axis)
     parts += _legend(chart.series)
     parts.append("</svg>")
-    caption = f"<figcaption>{escape(chart.caption)}</figcaption>" if chart.caption else ""
-    return f"<figure>{''.join(parts)}{caption}</figure>"
+    return "".join(parts)
 
 
 def _grid(x_axis: _Axis, y_axis: _Axis, chart: Chart) -> list[str]:

@@ -12,7 +12,8 @@ from markupsafe import Markup
 
 from experiments.framework.experiment import Evaluation
 from experiments.framework.figures import Figure
-from experiments.report.charts import Chart, Series, svg
+from experiments.report.charts import Chart, Series
+from experiments.report.charts import figure as drawn_figure
 
 
 def page(run: Mapping[str, Any], summary: Mapping[str, Any], evaluation: Evaluation, links: Path) -> str:
@@ -24,9 +25,9 @@ def page(run: Mapping[str, Any], summary: Mapping[str, Any], evaluation: Evaluat
     return template.render(
         run=run,
         summary=summary,
-        figures=[_cells(figure) for figure in evaluation.figures],
+        figures=[_cells(row) for row in evaluation.figures],
         notes=evaluation.notes,
-        charts=[Markup(svg(chart)) for chart in charts],  # every text in it is escaped
+        charts=[Markup(drawn_figure(chart)) for chart in charts],  # every text in it is escaped
         command=command(run),
         started=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(run["started"])),
         minutes=f"{(finished - run['started']) / 60:.1f}" if finished else "",

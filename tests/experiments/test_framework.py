@@ -18,7 +18,7 @@ from experiments.framework.figures import Figure, interval_95, percentile, withi
 from experiments.framework.registry import EXPERIMENTS, find
 from experiments.framework.runner import unfaithful_reasons
 from experiments.queueing import even_arrivals, waits
-from experiments.report.charts import Chart, Mark, Series, cdf, svg
+from experiments.report.charts import Chart, Mark, Series, cdf, figure
 from experiments.report.timeline import timeline
 
 VERIFIED = {"links": [{"name": "wan0", "ok": True}], "reasons": []}
@@ -115,7 +115,7 @@ def test_any_chart_is_well_formed_and_stays_on_its_canvas(
     points: list[tuple[float, float]], x_log: bool, style: str
 ) -> None:
     chart = Chart("a < b & c", "x", "y", [Series("s <1>", points, style)], [Mark(5.0, "here")], x_log)
-    drawn = svg(chart)
+    drawn = figure(chart)
     ElementTree.fromstring(drawn)
     numbers = re.findall(r'(?:x1|x2|cx)="([-\d.]+)"', drawn)
     assert all(-1 <= float(number) <= 761 for number in numbers)
