@@ -17,7 +17,7 @@ from mininet.node import Node
 from pyroute2.netlink.exceptions import NetlinkError
 
 from testbed.congestion import gate
-from testbed.lab import tuning
+from testbed.lab import openvswitch, tuning
 from testbed.lab.nodes import Bridge, LabNode, VethLink
 from testbed.links import make_link
 from testbed.links.base import WanEnd, WanLink
@@ -85,8 +85,9 @@ def build(plan: LabPlan, driver: str, run_dir: Path) -> Network:
     tuning.disable_ipv6()
     net = Mininet(topo=None, build=False, controller=None, switch=Bridge, host=LabNode, link=VethLink)
     network = Network(net)
+    daemons = openvswitch.Daemons(run_dir.parent / "ovs")
     for number, datacenter in enumerate(plan.datacenters):
-        _add_datacenter(network, number, datacenter)
+        _add_datacenter(network, number, datacenter, daemons)
     net.start()
     for number, wan in enumerate(plan.wans):
         _add_wan(network, number, wan, driver, run_dir, plan.seed + number)
@@ -95,8 +96,11 @@ def build(plan: LabPlan, driver: str, run_dir: Path) -> Network:
     return network
 
 
-def _add_datacenter(network: Network, number: int, datacenter: DatacenterPlan) -> None:
-    switch = network.net.addSwitch(f"br{number}", dpid=f"{number + 1:x}", mtu=datacenter.fabric_mtu)
+def _add_datacenter(network: Network, number: int, datacenter: DatacenterPlan, daemons: openvswitch.Daemons) -> None:
+    parameters: dict[str, Any] = {"dpid": f"{number + 1:x}", "mtu": datacenter.fabric_mtu}
+    if datacenter.switch == "ovs":
+        parameters |= {"cls": openvswitch.OpenVSwitch, "daemons": daemons}
+    switch = network.net.addSwitch(f"br{number}", **parameters)
     router = network.net.addHost(f"r{number}")
     network.routers[datacenter.name] = router
     network.net.addLink(router, switch, intfName1=ROUTER_IFNAME, intfName2=f"br{number}-r")

@@ -12,6 +12,7 @@ from pathlib import Path
 from testbed.congestion.conflicts import overloads
 from testbed.congestion.link_facts import links_of_plan
 from testbed.lab import cgroups
+from testbed.lab.openvswitch import openvswitch_problem
 from testbed.links import kernel, refusal
 from testbed.topology.checks.memory import machine_memory_bytes
 from testbed.topology.plan import LabPlan, WanPlan
@@ -45,10 +46,18 @@ def check(plan: LabPlan, wan_driver: str, with_workers: bool) -> Readiness:
     if os.geteuid() != 0 and not kernel.user_namespaces_work():
         problems.append("building namespaces needs root here (user namespaces are not allowed); use sudo pddbed up ...")
         return readiness
+    _check_switches(readiness)
     _check_drivers(readiness)
     _check_congestion(readiness)
     _check_cpus(readiness)
     return readiness
+
+
+def _check_switches(readiness: Readiness) -> None:
+    chosen = [datacenter.name for datacenter in readiness.plan.datacenters if datacenter.switch == "ovs"]
+    problem = openvswitch_problem() if chosen else None
+    if problem is not None:
+        readiness.problems.append(f'datacenter "{chosen[0]}": switch ovs: {problem}; or write linux-bridge')
 
 
 def _check_drivers(readiness: Readiness) -> None:

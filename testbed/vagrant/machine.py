@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 from testbed.vagrant.errors import VagrantError
-from testbed.vagrant.user import RUN_UIDS, Guest
+from testbed.vagrant.user import NAME, RUN_UIDS, Guest
 from testbed.vm.tools import find_tool
 
 # program -> Debian package; libvirt's daemon alone: its system-wide service is not needed
@@ -111,7 +111,7 @@ def host_state() -> dict[str, set[str]]:
         "interfaces": {path.name for path in Path("/sys/class/net").iterdir()},
         "firewall rules": {line for line in _firewall() if "virbr" in line or "libvirt" in line.lower()},
         "mounts": {line.split()[4] for line in mounts},
-        "users": set(Path("/etc/passwd").read_text().splitlines()),
+        "users": {line for line in Path("/etc/passwd").read_text().splitlines() if line.startswith(NAME)},
         "processes": {f"{path.name} {_comm(path)}" for path in Path("/proc").glob("[0-9]*") if _of_a_run(path)},
     }
 

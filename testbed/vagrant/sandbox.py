@@ -1,7 +1,7 @@
 """The namespaces in which a run happens: whatever ends it, the kernel ends every process of it and undoes every mount.
 
 Outside, `run` starts a child in new PID and mount namespaces and waits; nothing of the run lives outside. Inside,
-PID 1 reaps, /mnt is the run's own short-named place, and /etc/passwd has one user more: an ordinary one for Vagrant
+PID 1 reaps, /mnt is the run's own short-named place, and /etc is a copy whose passwd has one user more: an ordinary one for Vagrant
 and libvirt's session, who is on this machine for as long as the run is.
 """
 
@@ -86,7 +86,7 @@ def become_init(main: Callable[[], int]) -> None:
 def furnish(work: Path, boxes: Path | None) -> Guest:
     """Mount the run's places below /mnt (home and project from `work`, boxes read-only) and add its user."""
     guest = choose()
-    _mount("-t", "tmpfs", "-o", "mode=755,size=16m", "tmpfs", str(PLACE))
+    _mount("-t", "tmpfs", "-o", "mode=755,size=256m", "tmpfs", str(PLACE))
     for name in ("home", "project"):
         (work / name).mkdir(exist_ok=True)
         os.chown(work / name, guest.uid, guest.uid)
@@ -95,13 +95,15 @@ def furnish(work: Path, boxes: Path | None) -> Guest:
     if boxes is not None:
         (PLACE / "boxes").mkdir()
         _mount("--bind", "-o", "ro", str(boxes), str(PLACE / "boxes"))
+    # All of /etc: a mount on one file of it would be gone as soon as somebody replaces that file.
+    private = PLACE / "etc"
+    subprocess.run(["cp", "-a", "/etc/.", str(private)], check=True)
     for name, line in (
         ("passwd", f"{NAME}:x:{guest.uid}:{guest.uid}::{PLACE}/home:/bin/bash\n"),
         ("group", f"{NAME}:x:{guest.uid}:\n"),
     ):
-        original, copy = Path("/etc", name), PLACE / name
-        copy.write_text(original.read_text().rstrip("\n") + "\n" + line)
-        _mount("--bind", str(copy), str(original))
+        (private / name).write_text(Path("/etc", name).read_text().rstrip("\n") + "\n" + line)
+    _mount("--bind", str(private), "/etc")
     return guest
 
 

@@ -27,8 +27,6 @@ def _asked_for(file: TopologyFile) -> Iterator[tuple[Path, str, str]]:
     if readable(file.datacenters):
         for name, datacenter in file.datacenters.items():
             path: Path = ("datacenters", name)
-            if datacenter.switch == "ovs":
-                yield (*path, "switch"), "an Open vSwitch", "write linux-bridge"
             if readable(datacenter.fabric.rate) and datacenter.fabric.rate is not None:
                 yield (*path, "fabric", "rate"), "a fabric rate", "remove it: it is as fast as this machine"
             if readable(datacenter.fabric.delay) and datacenter.fabric.delay:
