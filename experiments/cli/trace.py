@@ -66,7 +66,7 @@ def make(file: Path, distribution: str, rate: float, force: bool, **options: Any
     """Generate a trace whose hit rates are distributed as asked, the same for a seed everywhere.
 
     skewed: 75 % of requests above 95 % hit. uniform: evenly from 0 to 100 %. mean-matched: uniform, with the mean of
-    skewed. bimodal: half hit nearly all, half little. ninety: skewed, 90 % hit in the
+    skewed. bimodal: three in five hit nearly all, the rest little. ninety: skewed, 90 % hit in the
     mean. The first prompt of each session misses and comes on top.
     """
     from experiments.traces import TraceError

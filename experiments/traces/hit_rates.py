@@ -40,7 +40,7 @@ class MissRates:
 SKEWED = MissRates("skewed", ((0.0, 0.004), (0.5, 0.024), (0.75, 0.05), (0.9, 0.30), (1.0, 1.0)))
 UNIFORM = MissRates("uniform", ((0.0, 0.0), (1.0, 1.0)))
 MEAN_MATCHED = MissRates("mean-matched", ((0.0, 0.0), (1.0, 2 * SKEWED.mean)))
-BIMODAL = MissRates("bimodal", ((0.0, 0.0), (0.5, 0.05), (0.5001, 0.70), (1.0, 0.95)))
+BIMODAL = MissRates("bimodal", ((0.0, 0.0), (0.6, 0.05), (0.6001, 0.70), (1.0, 0.95)))
 NINETY = MissRates("ninety", ((0.0, 0.004), (0.5, 0.024), (0.75, 0.05), (0.9, 0.25), (1.0, 0.975)))
 DISTRIBUTIONS = {rates.name: rates for rates in (SKEWED, UNIFORM, MEAN_MATCHED, BIMODAL, NINETY)}
 
