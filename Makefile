@@ -12,11 +12,14 @@ PDDBED  := $(SUDO) $(abspath $(BIN))/pddbed
 PACKAGES := mininet iproute2 iputils-ping iperf3 ethtool procps curl python3-venv \
             qemu-system-x86 busybox-static kmod fonts-dejavu-core
 
+VAGRANT_PACKAGES := vagrant vagrant-libvirt libvirt-daemon libvirt-clients qemu-system-x86 qemu-utils mmdebstrap \
+                    debian-archive-keyring e2fsprogs rsync openssh-client git
+
 .PHONY: help packages link setup demo test gpu-test lint clean
 .DEFAULT_GOAL := help
 
 help:  ## this text
-	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
 
 packages:
 	@missing=(); for p in $(PACKAGES); do \
@@ -54,6 +57,12 @@ test: setup lint  ## lint, types, and every test, on this kernel and in the VM
 gpu-test:  ## the same workers on CUDA, over loopback; says so where there is none
 	@py=$(PYTHON); $$py -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null || [ ! -x $(BIN)/python ] || py=$(BIN)/python; \
 	$$py -m tests.gpu.run
+
+# libvirt's daemon without its system-wide service: nothing of it runs but as an ordinary user, for as long as the test
+vagrant-test: packages $(VENV)/.installed  ## the Vagrantfile really booted (docs/vagrant.md), the lab in it, nothing left
+	@$(MAKE) --no-print-directory packages PACKAGES="$(VAGRANT_PACKAGES)"
+	@$(SUDO) env PDDBED_CACHE=$(PDDBED_CACHE) PDDBED_VM_PORT=$${PDDBED_VM_PORT:-8000} PDDBED_VM_CPUS=$${PDDBED_VM_CPUS:-2} \
+	  PDDBED_VM_MEMORY=$${PDDBED_VM_MEMORY:-3072} $(abspath $(BIN))/python -m testbed.vagrant
 
 lint: $(VENV)/.installed  ## ruff and mypy
 	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy

@@ -36,8 +36,8 @@ def run(port: int, results: Path, box_only: bool) -> int:
     """One run; its exit status. Raises VagrantError before anything is started."""
     if os.geteuid() != 0:
         raise VagrantError("building the box and its namespaces needs root; run: sudo make vagrant-test")
-    machine.require_tools()
     machine.require_port(port)
+    machine.require_tools()
     cache = cache_directory()
     with only_one(cache):
         sweep(cache)

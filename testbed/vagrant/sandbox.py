@@ -1,8 +1,8 @@
 """The namespaces in which a run happens: whatever ends it, the kernel ends every process of it and undoes every mount.
 
 Outside, `run` starts a child in new PID and mount namespaces and waits; nothing of the run lives outside. Inside,
-PID 1 reaps, /mnt is the run's own short-named place, and /etc is a copy whose passwd has one user more: an ordinary one for Vagrant
-and libvirt's session, who is on this machine for as long as the run is.
+PID 1 reaps, /mnt is the run's own short-named place, and /etc is a copy whose passwd has one user more: an ordinary
+one for Vagrant and libvirt's session.
 """
 
 import os
@@ -16,8 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from testbed import interpreter
+from testbed.netns import call
 from testbed.vagrant.user import NAME, Guest, choose
 
+PR_SET_PDEATHSIG = 1
 PLACE = Path("/mnt")  # socket paths below it must stay under 108 bytes, wherever the cache is
 
 
@@ -29,7 +31,7 @@ def run(module: str, arguments: list[str]) -> int:
         [*command, "--", *interpreter.program(module), *arguments],
         env=interpreter.environment(),
         start_new_session=True,  # a Ctrl-C is for this process, which ends the others
-        preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, ()) and None,
+        preexec_fn=_follow_parent,
     )
     ended_by = 0
 
@@ -47,6 +49,12 @@ def run(module: str, arguments: list[str]) -> int:
         select.select([init], [], [])  # readable once PID 1 has ended, and that is after all others
         os.close(init)
     return 128 + ended_by if ended_by else status
+
+
+def _follow_parent() -> None:
+    """In the child, before unshare: end when this process does, however it does."""
+    call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def _first_child(process: subprocess.Popen[bytes]) -> int | None:
