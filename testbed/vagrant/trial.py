@@ -18,6 +18,7 @@ from typing import Any
 from testbed.vagrant.errors import VagrantError
 from testbed.vagrant.session import Session
 from testbed.vagrant.times import Times
+from testbed.verify.words import shown
 
 LAB = "/vagrant/tests/vagrant/lab.yaml"
 TOKENS = 48
@@ -68,7 +69,7 @@ def run(session: Session, times: Times, results: Path) -> int:
         trial.part("doctor says netem", lambda: doctor(session))
         if trial.part("a lab comes up on netem", lambda: raise_lab(session)):
             trial.part("a request from the host is relayed", lambda: relayed_request(session))
-            trial.part("verify measures what the file says", lambda: verify(session))
+            trial.part("verify measures what the file says", lambda: verify(session, results))
             trial.part("the lab goes down", lambda: lower_lab(session))
         trial.part("conformance of the netem driver", lambda: conformance(session))
         trial.part("a lab on Open vSwitch", lambda: open_vswitch(session))
@@ -100,13 +101,13 @@ def boot(session: Session, times: Times) -> None:
 
 def doctor(session: Session) -> str:
     found = pddbed_json(session, "doctor", "--json")
-    if found["driver"] != "netem":
-        raise VagrantError(f"the guest's driver is {found['driver']}: {found['driver_reason']}")
-    return str(found["driver_reason"])
+    if found["wan_driver"] != "netem":
+        raise VagrantError(f"the guest's driver is {found['wan_driver']}: {found['wan_driver_reason']}")
+    return str(found["wan_driver_reason"])
 
 
 def raise_lab(session: Session) -> None:
-    command(session, f"sudo pddbed up {LAB} --api 0.0.0.0:8000 --no-verify")
+    command(session, f"sudo pddbed up {LAB} --api 0.0.0.0:8000")
 
 
 def relayed_request(session: Session) -> str:
@@ -128,19 +129,24 @@ def relayed_request(session: Session) -> str:
     return f"{len(control)} tokens equal to the control's, {answer['instances'].count('rld0')} of them by the relay"
 
 
-def verify(session: Session) -> str:
+def verify(session: Session, results: Path) -> str:
     found = pddbed_json(session, "verify", "--json", statuses=(0, 1))
-    wrong = [
-        f"{link['name']} {direction}: {figure['figure']} asked {figure['asked']:g}, measured {figure['measured']:g} "
-        f"{figure['unit']}"
+    results.mkdir(exist_ok=True)
+    (results / "verify.json").write_text(json.dumps(found, indent=1))
+    judged = [
+        (link["name"], direction, figure)
         for link in found["links"]
         for direction, figures in link["directions"].items()
         for figure in figures
-        if figure["judged"] and not figure["ok"]
+        if figure["judged"]
     ]
-    if wrong or not found["ok"]:
-        raise VagrantError("; ".join(wrong) or "verify is not content")
-    return "unfaithful: " + "; ".join(found["reasons"]) if found["reasons"] else "every figure within its tolerance"
+    for name, direction, figure in judged:
+        asked, measured = (shown(figure[key], figure["unit"]) for key in ("asked", "measured"))
+        verdict = "" if figure["ok"] else "  FAILED"
+        print(f"    {name} {direction:<8} {figure['figure']:<16} asked {asked:<10} measured {measured}{verdict}")
+    if not found["ok"]:
+        raise VagrantError(f"{sum(not figure['ok'] for _, _, figure in judged)} figures outside their tolerance, above")
+    return f"{len(judged)} figures within their tolerances" + "".join(f"; {reason}" for reason in found["reasons"])
 
 
 def lower_lab(session: Session) -> None:
