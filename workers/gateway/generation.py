@@ -1,6 +1,5 @@
 """One generation from a checked request to its answer: tokenise, find a place, choices, SSE or a whole answer."""
 
-import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
@@ -18,14 +17,12 @@ from workers.gateway.disconnect import EventStream, unless_gone
 from workers.gateway.dispatcher import Dispatcher, LiveRequest
 from workers.gateway.errors import ApiError, refused
 from workers.gateway.logprobs import ChatLogprobs, CompletionLogprobs, Logprobs, NoLogprobs
+from workers.gateway.prompts import Prompts
 from workers.gateway.requests import MAX_CHOICES, ChatRequest, CompletionRequest, GenerationRequest
 from workers.gateway.text import AnswerText
-from workers.models import ModelError
 from workers.wire.messages import SamplingSpec
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
-LONG_TEXT = 20_000  # characters: tokenised on another thread, so that other answers keep streaming
-MAX_TOKEN_BYTES = 256  # no vocabulary has longer ones; so much longer than the context, a text need not be tokenised
 
 
 class Generation:
@@ -36,6 +33,7 @@ class Generation:
         self._admission = admission
         self._loaded = dispatcher.loaded
         self._conversations = Conversations(dispatcher.loaded.tokenizer)
+        self._prompts = Prompts(dispatcher.loaded, model_id)
         self.model_id = model_id
 
     async def completion(self, request: Request, asked: CompletionRequest) -> Response:
@@ -44,8 +42,8 @@ class Generation:
         tokenizer = self._loaded.tokenizer
         prompts, echoes = [], []
         for given in asked.prompts:
-            prompt = await self._encode(given) if isinstance(given, str) else given
-            self._check_prompt(prompt)
+            prompt = await self._prompts.of_text(given) if isinstance(given, str) else given
+            self._prompts.check(prompt, "prompt")
             prompts.append(prompt)
             if asked.echo:
                 echoes.append(given if isinstance(given, str) else tokenizer.decode(given))
@@ -62,8 +60,8 @@ class Generation:
         """Answer /v1/chat/completions. Raises ApiError."""
         self._check_model(asked.model)
         messages = asked.plain_messages
-        prompt = self._conversations.prompt(messages, await self._template(messages))
-        self._check_prompt(prompt.ids, "messages")
+        prompt = self._conversations.prompt(messages, await self._prompts.of_messages(messages))
+        self._prompts.check(prompt.ids, "messages")
         top = asked.top_logprobs_wanted
 
         def logprobs() -> Logprobs:
@@ -91,62 +89,6 @@ class Generation:
                 code="model_not_found",
             )
 
-    async def _encode(self, text: str) -> list[int]:
-        self._check_length(len(text), "prompt")
-        encode = self._loaded.tokenizer.encode
-        return await asyncio.to_thread(encode, text) if len(text) > LONG_TEXT else encode(text)
-
-    async def _template(self, messages: list[dict[str, str]]) -> list[int]:
-        length = sum(len(message["content"]) for message in messages)
-        self._check_length(length, "messages")
-        apply = self._loaded.tokenizer.apply_chat_template
-        try:
-            return await asyncio.to_thread(apply, messages) if length > LONG_TEXT else apply(messages)
-        except ModelError as error:
-            raise ApiError(400, str(error), param="messages") from None
-
-    def _check_length(self, characters: int, param: str) -> None:
-        """Refuse a text that cannot fit, before minutes go into its tokens. Raises ApiError."""
-        least = characters // MAX_TOKEN_BYTES
-        if least > self._loaded.config.context_length:
-            raise self._too_long(f"a prompt of at least {least} tokens", param)
-
-    def _too_long(self, requested: str, param: str) -> ApiError:
-        return ApiError(
-            400,
-            f"This model's maximum context length is {self._loaded.config.context_length} tokens. However, you "
-            f"requested {requested}. Please reduce the length of the prompt or completion.",
-            param=param,
-            code="context_length_exceeded",
-        )
-
-    def _check_prompt(self, prompt: list[int], param: str = "prompt") -> None:
-        """Raises ApiError."""
-        config = self._loaded.config
-        if not prompt:
-            raise ApiError(400, "the prompt is empty; give at least one token", param=param)
-        low, high = min(prompt), max(prompt)
-        if low < 0 or high >= config.vocab:
-            bad = low if low < 0 else high
-            shown = str(bad) if abs(bad) < 10**18 else "of more than 18 digits"
-            raise ApiError(
-                400,
-                f"token {shown} is not in the vocabulary of {self.model_id} (0 to {config.vocab - 1})",
-                param=param,
-            )
-        if len(prompt) >= config.context_length:
-            raise self._too_long(f"{len(prompt) + 1} tokens ({len(prompt)} in the prompt, 1 in the completion)", param)
-
-    def _allowed(self, prompt: list[int], max_tokens: int | None) -> int:
-        """The number of tokens that may be generated. Raises ApiError."""
-        room = self._loaded.config.context_length - len(prompt)
-        wanted = room if max_tokens is None else max_tokens
-        if wanted > room:
-            raise self._too_long(
-                f"{len(prompt) + wanted} tokens ({len(prompt)} in the prompt, {wanted} in the completion)", "max_tokens"
-            )
-        return wanted
-
     def _choices(
         self,
         asked: GenerationRequest,
@@ -160,7 +102,7 @@ class Generation:
         each = asked.n or 1
         if each * len(prompts) > MAX_CHOICES:
             raise ApiError(400, f"{len(prompts)} prompts x n = {each}: at most {MAX_CHOICES} choices", param="n")
-        samplings = [_sampling(asked, self._allowed(prompt, max_tokens)) for prompt in prompts]
+        samplings = [_sampling(asked, self._prompts.answer_tokens(prompt, max_tokens)) for prompt in prompts]
         try:
             tickets = self._admission.enter(each * len(prompts))
         except Overloaded as error:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.workers.serving import SlowWan, prompt_of, run
+from tests.workers.serving import SlowWan, eventually, prompt_of, run
 from workers.engine import Sampling, generate
 from workers.models import LoadedModel
 
@@ -285,18 +285,27 @@ def test_no_body_breaks_the_gateway(lab: Served, changes: dict[str, Any], raw: b
     assert lab.post("/v1/completions", None, raw=raw).status_code == 400
 
 
-def test_without_a_complete_pipeline_the_answer_is_503_and_says_what_is_missing(
+def test_health_says_what_is_missing_and_without_any_worker_the_answer_is_503(
     tiny: LoadedModel, tmp_path: Path
 ) -> None:
+    expected = generate(tiny, PROMPT, Sampling(max_tokens=8))
+
     async def test() -> None:
         async with SlowWan(tiny, tmp_path, None) as wan:
+            peers = wan.cluster.gateway.dispatcher.peers
             await wan.cluster.hosts["md0"].close()
-            await asyncio.sleep(0.1)
+            await eventually(lambda: peers.link("md0") is None, 5, "main decode is missed")
+            health = await wan.http.get("/health")
+            assert (health.status_code, health.json()["status"]) == (503, "unavailable")
+            assert "main-decode" in health.json()["reason"]
+            assert (await wan.complete(PROMPT, 8))["pdd"]["token_ids"] == expected, "those who are left answer"
+            for name in ("p0", "rld0"):
+                await wan.cluster.hosts[name].close()
+            await eventually(lambda: not peers.connected(), 5, "all are missed")
             response = await wan.http.post("/v1/completions", json={"prompt": "x"})
             assert response.status_code == 503
             assert response.json()["error"]["code"] == "no_worker"
-            assert "main-decode" in response.json()["error"]["message"]
-            health = await wan.http.get("/health")
-            assert (health.status_code, health.json()["status"]) == (503, "unavailable")
+            assert response.json()["error"]["message"]
+            assert wan.cluster.gateway.admission.running == 0
 
     run(test())
