@@ -112,7 +112,7 @@ def test_the_equality_fails_when_any_one_block_is_zeroed_on_its_way(
 
 def test_only_token_ids_cross_for_generated_tokens(tiny: LoadedModel, tmp_path: Path) -> None:
     async def test() -> None:
-        async with SlowWan(tiny, tmp_path, None) as lab:
+        async with SlowWan(tiny, tmp_path, None, serving={"handoff": "one-shot"}) as lab:
             answer = await lab.complete_after_relay(prompt_of(200), 100, relayed=20)
             await lab.check_released()
             relayed = answer["pdd"]["instances"].count("rld0")
