@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from testbed.vagrant import sandbox
 from testbed.vagrant.errors import VagrantError
 from testbed.vagrant.session import Session
 from testbed.vagrant.times import Times
@@ -87,6 +88,8 @@ def boot(session: Session, times: Times) -> None:
     marks = [time.monotonic()]
 
     def heard(line: str) -> None:
+        if "Waiting for domain" in line:
+            sandbox.hurry("qemu-system-x86")
         if "Running provisioner" in line:
             marks.append(time.monotonic())
         line = line.rpartition("\x1b[K")[2].removeprefix("==> default: ")
