@@ -9,6 +9,10 @@ from experiments.framework.experiment import Experiment
 EXPERIMENTS = {
     "skew": ("experiments.skew.experiment:Skew", "P50 KV transfer 248 ms with skewed hit rates, 1210 ms with uniform"),
     "delta": ("experiments.delta.experiment:Delta", "a decode-side cache cuts WAN bytes tenfold at 90 % hit rate"),
+    "handoff": (
+        "experiments.handoff.experiment:Handoff",
+        "recomputing 100 tokens is steady, streaming their KV is not",
+    ),
 }
 
 

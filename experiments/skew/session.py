@@ -1,6 +1,5 @@
 """`skew` in its lab: the workers' transport between p0 and md0, connections warm, packets captured during each part."""
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -12,11 +11,11 @@ from experiments.framework.experiment import Part, PartResult, Progress
 from experiments.framework.figures import percentile
 from experiments.framework.lab import ExperimentLab, Process
 from experiments.skew.rows import BLOCKS, first_blocks
+from experiments.transport.counting import note_quietly
 from experiments.transport.memory import Shape
 
 LATEST_P99_MS = 20.0  # of starting a transfer: later, and the machine was too busy for the arrivals to be even
 _LEAD_NS = 300_000_000
-_NOTES, _NOTE_EVERY_S = 40, 0.13
 _WARM_UP = 24  # whole prompts, three a connection: TCP windows are open before anything is measured
 
 
@@ -49,9 +48,9 @@ class SkewSession:
         starts_ns = [round(index * detail["spacing_ms"] * 1e6) for index in range(detail["transfers"])]
         blocks = first_blocks(part)
         with self._lab.capturing("wan0", capture):
-            self._note()
+            note_quietly(self._sender, self._receiver)
             found = self.transfers(part.name, starts_ns, blocks, progress)
-            self._note()
+            note_quietly(self._sender, self._receiver)
         check = check_bytes(capture, self._lab.directory)
         capture.unlink()
         records = [_record(part, blocks[transfer["index"]], transfer) for transfer in found]
@@ -62,26 +61,6 @@ class SkewSession:
         if late_ms > LATEST_P99_MS:
             reasons.append(f"transfers started late, p99 {late_ms:.0f} ms (limit {LATEST_P99_MS:.0f} ms)")
         return PartResult(records, {**check.facts(), "late_p99_ms": late_ms}, reasons)
-
-    def _note(self) -> None:
-        """Both ends write their counters down, at nearly the same moment, until nothing was on its way: pings cross."""
-        ends = (self._sender, self._receiver)
-        for attempt in range(_NOTES):
-            if attempt:
-                time.sleep(_NOTE_EVERY_S)
-            for process in ends:
-                process.order(op="note")
-            sent, received = (_totals(process.wait_for("noted")["counts"]) for process in ends)
-            if sent["sent"] == received["received"] and sent["received"] == received["sent"]:
-                return
-
-
-def _totals(counts: list[tuple[str, str, str, int, int]]) -> dict[str, int]:
-    """Bytes of all classes, sent and received."""
-    totals = {"sent": 0, "received": 0}
-    for _, direction, _, size, _ in counts:
-        totals[direction] += size
-    return totals
 
 
 def _record(part: Part, first_block: int, transfer: dict[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -66,6 +67,14 @@ class Endpoint:
         await self.peers.start(listener)
         if self._environment.role == "prefill":
             await self.peers.wait_connected([self.target], CONNECT_S)
+
+    async def handle(self, order: dict[str, Any]) -> None:
+        """One order, to its end."""
+        if order["op"] == "note":
+            self.byte_log.write()
+            say("noted", counts=self.peers.local.counters.rows())
+        elif order["op"] == "transfers":
+            await self.transfers(order)
 
     async def transfers(self, order: dict[str, Any]) -> None:
         """Start transfer i at `starts_ns[i]` after now, of the blocks from `first_blocks[i]` on; a line for each."""
@@ -136,20 +145,15 @@ async def _orders() -> asyncio.StreamReader:
     return reader
 
 
-async def serve() -> int:
+async def serve(make: Callable[[WorkerEnvironment, Shape, int | None], Endpoint] = Endpoint) -> int:
     orders = await _orders()
     first = json.loads(await orders.readline())
-    endpoint = Endpoint(read_environment(), Shape(**first["shape"]), first["connection_bps"])
+    endpoint = make(read_environment(), Shape(**first["shape"]), first["connection_bps"])
     try:
         await endpoint.start()
         say("ready")
         while line := await orders.readline():
-            order = json.loads(line)
-            if order["op"] == "note":
-                endpoint.byte_log.write()
-                say("noted", counts=endpoint.peers.local.counters.rows())
-            elif order["op"] == "transfers":
-                await endpoint.transfers(order)
+            await endpoint.handle(json.loads(line))
     except (WireError, OSError) as error:
         say("failed", error=f"{os.environ.get('PDDBED_HOST')}: {error}")
         return 1
@@ -158,8 +162,13 @@ async def serve() -> int:
     return 0
 
 
-if __name__ == "__main__":
+def main(make: Callable[[WorkerEnvironment, Shape, int | None], Endpoint] = Endpoint) -> int:
+    """The program: serve until stdin ends."""
     with suppress(PermissionError):
         os.nice(NICENESS)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the experiment's to handle
-    sys.exit(asyncio.run(serve()))
+    return asyncio.run(serve(make))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
