@@ -21,7 +21,7 @@ from testbed.netns import call
 from testbed.vagrant.user import NAME, Guest, choose
 
 PR_SET_PDEATHSIG = 1
-NICENESS = -5
+NICENESS = -10
 PLACE = Path("/mnt")  # socket paths below it must stay under 108 bytes, wherever the cache is
 
 
