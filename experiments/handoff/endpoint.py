@@ -27,14 +27,17 @@ _COPIES = 30
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """A profile: recomputing takes so long, as a normal distribution cut at its published maximum."""
+    """A profile: recomputing takes so long, as a normal distribution cut at its published maximum.
+
+    The same draws in every part: what differs between parts is what the network and this machine add.
+    """
 
     mean_ms: float
     std_ms: float
     max_ms: float
 
-    def draw_ms(self, name: str) -> float:
-        return min(self.max_ms, random.Random(name).gauss(self.mean_ms, self.std_ms))
+    def draw_ms(self, index: int) -> float:
+        return min(self.max_ms, random.Random(f"recompute {index}").gauss(self.mean_ms, self.std_ms))
 
 
 class HandoffEndpoint(Endpoint):
@@ -106,7 +109,7 @@ class HandoffEndpoint(Endpoint):
         await self._extend(message.request, message.ids)
         computed_ns = time.monotonic_ns()
         if self._pace is not None:
-            end_ns = start_ns + round(self._pace.draw_ms(message.request) * 1e6)
+            end_ns = start_ns + round(self._pace.draw_ms(index) * 1e6)
             while (left_ns := end_ns - time.monotonic_ns()) > 0:
                 await asyncio.sleep(left_ns / 1e9)
         done_ns = time.monotonic_ns()

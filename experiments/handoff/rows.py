@@ -5,8 +5,8 @@ from experiments.handoff.fit import SPACING_S
 
 SMOLLM2 = "smollm2-135m"
 SMOLLM2_SPACING_S = 1.2
-_FULL = {"kv": (40, 160), "recompute": (40, 60)}  # calm, congested
-_QUICK = {"kv": (12, 24), "recompute": (12, 16)}
+_FULL = {"kv": (40, 160), "recompute": (48, 48)}  # calm, congested
+_QUICK = {"kv": (10, 20), "recompute": (10, 10)}
 _SMOLLM2_COUNT = 40
 SETTLE_S = 3.0
 
