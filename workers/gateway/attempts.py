@@ -127,7 +127,8 @@ class LiveRequest:
             self.log.recovery[-1].update(how=how, by=by)
 
     def replay(self, route: Route, deadline_s: float) -> Attempt:
-        """A new attempt that goes on where the answer is now."""
+        """A new attempt that goes on where the answer is now; what earlier ones made behind a gap is forgotten."""
+        self.merge.restart()
         done = self.merge.delivered
         spec = msgspec.structs.replace(
             self.spec,

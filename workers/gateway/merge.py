@@ -48,6 +48,11 @@ class PositionMerge:
         """Later tokens are here while an earlier one is missing."""
         return bool(self._waiting)
 
+    def restart(self) -> None:
+        """Forget what lies behind a gap, and where the answer ends: it is made again from where it is."""
+        self._waiting.clear()
+        self._end = None
+
     def offer(
         self,
         position: int,

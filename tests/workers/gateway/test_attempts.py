@@ -72,7 +72,7 @@ def test_who_has_let_go_or_is_gone_is_told_nothing() -> None:
 def test_a_replay_goes_on_where_the_answer_is() -> None:
     live = request()
     live.merge.offer(3, [7, 8], None, "rld0")
-    live.merge.offer(6, [10], None, "md0")  # position 5 was lost on its way
+    live.merge.offer(6, [10, 11], "stop", "md0")  # position 5 was lost on its way
     again = live.replay(Route("p-rld", "p0", "rld0", None, "why"), 60.0)
     assert again.spec.id == "r.1"
     assert again.spec.prompt == [1, 2, 3, 7, 8]
@@ -81,11 +81,12 @@ def test_a_replay_goes_on_where_the_answer_is() -> None:
     assert live.attempt is again
     assert live.answered_in(again) == []
     assert live.answered_in(live.attempts[0]) == [7, 8]
-    ready = live.merge.offer(5, [9], None, "rld0")
-    assert [token.token_id for token in ready] == [9, 10], "what was made before the loss is not made in vain"
+    ready = live.merge.offer(5, [9, 12], None, "rld0")
+    assert [token.token_id for token in ready] == [9, 12], "behind a gap the replay's tokens stand, and its end"
+    assert not live.merge.finished
     third = live.replay(RELAYED, 60.0)
     assert third.spec.id == "r.2"
-    assert third.spec.prompt == [1, 2, 3, 7, 8, 9, 10]
+    assert third.spec.prompt == [1, 2, 3, 7, 8, 9, 12]
     assert live.log.replays == 2
 
 
