@@ -36,8 +36,6 @@ def test_transfers_begin_in_the_order_they_were_asked_for_as_connections_become_
                 # it waited for as many as had to end before it, not for one more
                 ended = sum(other.received_ns <= one.start_ns for other in delivered[:index])
                 assert ended >= index - connections + 1
-            queues = [one.queue_ns for one in delivered[connections:]]
-            assert queues == sorted(queues), "asked at the same moment, served one after the other"
 
     run(test())
 
