@@ -18,7 +18,7 @@ BUSY_SEQUENCES = 4  # more than so many in the relay's batch slow each other dow
 LOW_MEMORY = 0.1  # share of the relay's KV memory below which new requests may soon be refused
 SMALL_GAP = 2  # ids; as many come while main decode computes one step
 MAX_ROUNDS = 8  # before the relay is told to stop: if the gap is not small by then, waiting will not make it smaller
-PACE_TOKENS = 8  # tokens of each side to measure its pace by
+PACE_TOKENS = 16  # tokens of each side to measure its pace by
 PATIENCE_RTTS = 10  # main decode that will not have overtaken the relay by then is not faster in any useful sense
 
 

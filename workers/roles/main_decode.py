@@ -5,7 +5,7 @@ import time
 
 from workers.engine import Generated, OutOfBlocks, Sequence
 from workers.environment import WorkerEnvironment
-from workers.handover import IdConflict, close_enough, overtakes
+from workers.handover import SMALL_GAP, IdConflict, close_enough, overtakes
 from workers.models import LoadedModel
 from workers.roles.active import Active, RequestFailed, logprobs_of
 from workers.roles.decode import DecodeWorker, Decoding
@@ -38,6 +38,8 @@ class MainDecoding(Decoding):
         self.following = Following(worker.runner, sequence)
         self.overlapping = False
         """Decoding while the relay does."""
+        self.behind = False
+        """The relay has made tokens that are not made here: quicker to extend them all than to decode each."""
         self.told_to_stop = False
         """The relay was."""
         self.tail: int | None = 0
@@ -173,12 +175,19 @@ class MainDecodeWorker(DecodeWorker):
             self._stop_relay(active)
 
     async def _go_on(self, active: MainDecoding, token: Generated) -> None:
-        """Emit what follows the relay's ids, and decode to the end."""
-        relayed = active.following.relayed
+        """Emit what follows the relay's ids, and decode to the end; while both decode, skip what the relay has made."""
+        relayed, sequence = active.following.relayed, active.sequence
         active.overlapping = not relayed.over
-        self.emit(active, token.position, [token.token_id], token.finish_reason, logprobs_of(active, token))
-        if token.finish_reason is None:
-            await self.decode(active)
+        while True:
+            active.behind = False
+            self.emit(active, token.position, [token.token_id], token.finish_reason, logprobs_of(active, token))
+            if token.finish_reason is None:
+                await self.decode(active)
+            ended = sequence.finish_reason is not None or relayed.finish_reason is not None or active.finished
+            if ended or not active.behind:
+                break
+            token = await active.following.follow()
+            active.begin_decode("main-decode", len(relayed.ids))
         if active.overlapping and relayed.finish_reason is not None:
             await self._complete_cache(active)
 
@@ -188,11 +197,16 @@ class MainDecodeWorker(DecodeWorker):
             self.peers.post_if_up(active.spec.relay, StopRelay(request=active.spec.id))
 
     def _while_overlapping(self, active: MainDecoding) -> None:
-        """More was heard of the relay: the end of the answer, or how fast it is."""
-        following = active.following
-        if following.relayed.over:
-            if following.relayed.finish_reason is not None and following.agrees:
+        """More was heard of the relay: the end of the answer, ids that are not made here yet, or how fast it is."""
+        following, relayed = active.following, active.following.relayed
+        if relayed.finish_reason is not None:
+            if following.agrees:
                 self.stop_decoding(active)
+            return
+        if len(relayed.ids) > len(active.answer) + SMALL_GAP and following.agrees:
+            active.behind = True
+            self.stop_decoding(active)
+        if relayed.over:
             return
         relay, relay_itl, own_itl = active.spec.relay, following.relay_pace.itl_ns, following.own_pace.itl_ns
         if relay is None or relay_itl is None or own_itl is None:

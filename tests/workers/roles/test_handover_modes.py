@@ -253,6 +253,43 @@ def test_overlap_with_a_slower_main_decode_stops_the_relay_all_the_same(tiny: Lo
     run(test())
 
 
+def test_overlap_a_main_decode_that_falls_behind_extends_what_the_relay_made(tiny: LoadedModel, tmp_path: Path) -> None:
+    expected = generate(tiny, PROMPT, Sampling(max_tokens=120, ignore_eos=True))
+
+    async def test() -> None:
+        async with lab_of(tiny, tmp_path, "overlap", wan_rtt_ns=10**10) as lab:
+            lab.wan.pause()
+            with steps(lab.rld0, lab.md0) as (relay, main):
+                asking = asyncio.create_task(lab.complete(PROMPT, 120, ignore_eos=True))
+                relay.allow(20)
+                await until(lambda: bool(lab.rld0.active) and len(only(lab.rld0).answer) == 21, "the relay decodes")
+                lab.wan.resume()
+                await until(lambda: bool(lab.md0.active) and only(lab.md0).following.rounds == [21], "a round begins")
+                relay.allow(2)
+                await until(lambda: only(lab.md0).following.waiting == 2, "a small gap")
+                main.allow(1)
+                await until(lambda: only(lab.md0).following.rounds == [21, 2], "the last round")
+                relay.allow(40)
+                await until(lambda: len(only(lab.md0).following.relayed.ids) == 63, "main decode is far behind")
+                main.allow(1)
+                await until(lambda: only(lab.md0).overlapping, "both decode")
+                relay.allow(1)
+                await until(lambda: only(lab.md0).behind, "it hears how far behind it is")
+                done = main.done
+                main.allow(2)
+                await until(lambda: len(only(lab.md0).answer) == 65, "one step in flight, and one for the rest")
+                assert main.done - done == 2
+                main.free()
+                await until(lambda: only(lab.rld0).stopping, "the gateway stops the relay")
+                relay.free()
+                answer = await asking
+            assert answer["pdd"]["token_ids"] == expected
+            assert answer["pdd"]["instances"] == ["rld0"] * 64 + ["md0"] * 56
+            await lab.check_released()
+
+    run(test())
+
+
 def differs_at(worker: Any, position: int) -> list[int]:
     """Once, at a position, a worker's engine chooses another token, as a machine may that rounds another way."""
     engine, changed = worker.runner._engine, []
