@@ -1,8 +1,8 @@
 """The scale model (DESIGN 8): what a small lab has to emulate so that the times of a large deployment are kept. Pure.
 
-A deployment's prompts are divided by `prompt_scale`, and cache blocks with them; a token's KV is the small model's. Rates
-of links shrink by exactly the ratio of bytes, round trips stay, and compute is paced to the deployment's speed. So every
-time is the deployment's, and so are their ratios (`Groups`). `time_compression` divides every time as well.
+A deployment's prompts are divided by `prompt_scale`, and cache blocks with them; a token's KV is the small model's.
+Rates of links shrink by exactly the ratio of bytes, round trips stay, compute is paced to the deployment's speed. So
+every time is the deployment's, and so are their ratios (`Groups`). `time_compression` divides every time as well.
 
 What it does not keep, and a report has to say:
 - bytes that do not scale with KV: token ids, cache notices and frame headers weigh more beside small KV;
@@ -158,7 +158,8 @@ def check_trace(trace: Trace, lab: Lab) -> None:
     if abs(moved) > MOST_SHARE_MOVED:
         raise ScaleError(
             f"a prompt_scale of {lab.prompt_scale} with blocks of {lab.block_tokens} tokens moves the share of "
-            f"requests above 95 % hit by {100 * moved:+.1f} points; divide the blocks by as much as the prompts, or scale less"
+            f"requests above 95 % hit by {100 * moved:+.1f} points; divide the blocks by as much as the prompts, or "
+            "scale less"
         )
 
 
