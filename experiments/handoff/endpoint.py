@@ -148,4 +148,4 @@ class HandoffEndpoint(Endpoint):
 
 
 if __name__ == "__main__":
-    sys.exit(main(HandoffEndpoint))
+    sys.exit(main(HandoffEndpoint, real_time=False))

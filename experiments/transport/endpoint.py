@@ -26,7 +26,7 @@ from workers.wire.kv_source import First, KvSource
 from workers.wire.messages import Facts, RequestSpec, SamplingSpec
 from workers.wire.peers import Peers
 
-NICENESS = -10  # transfers start when they are to, also beside what else runs on this machine
+NICENESS = -10  # of an endpoint that computes as well
 CONNECT_S = 120.0  # an emulated CPU takes its time
 
 
@@ -162,10 +162,17 @@ async def serve(make: Callable[[WorkerEnvironment, Shape, int | None], Endpoint]
     return 0
 
 
-def main(make: Callable[[WorkerEnvironment, Shape, int | None], Endpoint] = Endpoint) -> int:
-    """The program: serve until stdin ends."""
-    with suppress(PermissionError):
-        os.nice(NICENESS)
+def main(make: Callable[[WorkerEnvironment, Shape, int | None], Endpoint] = Endpoint, *, real_time: bool = True) -> int:
+    """The program: serve until stdin ends.
+
+    Where it is allowed, with the lowest real-time priority, below the WAN relay's: an endpoint needs little of a CPU, but
+    needs it at once, or a busy machine would be measured instead of the network. Not for one that computes.
+    """
+    with suppress(OSError):
+        if real_time:
+            os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+        else:
+            os.nice(NICENESS)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the experiment's to handle
     return asyncio.run(serve(make))
 
