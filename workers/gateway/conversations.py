@@ -69,7 +69,7 @@ class Conversations:
                 raw = raw[: len(raw) - len(self._token_bytes(kept.pop()))]
             if raw != text:
                 return  # cut in the middle of a token: no ids stand for this text
-        key = _key([*messages, {"role": "assistant", "content": answer}])
+        key = _keys([*messages, {"role": "assistant", "content": answer}])[-1]
         self._forget(key)
         turn = _Turn(array("I", [*prompt.ids, *kept]), array("I", prompt.template), text)
         self._known[key] = turn
@@ -92,13 +92,11 @@ class Conversations:
         return Prompt(ids, template, count - _common(turn.ids, array("I", template)), 0)
 
     def _latest(self, messages: Sequence[Mapping[str, str]]) -> _Turn | None:
-        for count in range(len(messages) - 1, 0, -1):
-            if messages[count - 1]["role"] == "assistant":
-                key = _key(messages[:count])
-                turn = self._known.get(key)
-                if turn is not None:
-                    self._known.move_to_end(key)
-                    return turn
+        for key, message in zip(reversed(_keys(messages)[:-1]), reversed(messages[:-1]), strict=True):
+            turn = self._known.get(key) if message["role"] == "assistant" else None
+            if turn is not None:
+                self._known.move_to_end(key)
+                return turn
         return None
 
     def _end_of(self, turn: _Turn, template: list[int]) -> int | None:
@@ -129,14 +127,17 @@ class Conversations:
             self._room += turn.weight
 
 
-def _key(messages: Sequence[Mapping[str, str]]) -> bytes:
+def _keys(messages: Sequence[Mapping[str, str]]) -> list[bytes]:
+    """For each message the name of the chat up to and with it; in one pass, as chats are of thousands of messages."""
+    keys = []
     hasher = xxhash.xxh3_128()
     for message in messages:
         for part in (message["role"], message["content"]):
             data = part.encode("utf-8", "surrogatepass")
             hasher.update(token_bytes([len(data)]))
             hasher.update(data)
-    return hasher.digest()
+        keys.append(hasher.digest())
+    return keys
 
 
 def _common(left: "array[int]", right: "array[int]") -> int:

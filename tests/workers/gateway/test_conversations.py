@@ -1,5 +1,6 @@
 """A chat's earlier answers stay the tokens they were, whatever a tokenizer would make of their text."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -244,3 +245,12 @@ def test_without_a_known_turn_nothing_changes() -> None:
     chats = Conversations(ByteTokenizer())
     template = ByteTokenizer().apply_chat_template(ASK)
     assert chats.prompt(ASK, template) == Prompt(template, template)
+
+
+def test_a_chat_of_ten_thousand_messages_is_looked_up_in_one_pass() -> None:
+    """Hashing each beginning anew took half a minute, during which no answer streamed."""
+    chats = Conversations(PAIRS)
+    messages = [{"role": ("user", "assistant")[number % 2], "content": "x"} for number in range(9_999)]
+    start = time.process_time()
+    assert chats.prompt(messages, [1]).spliced is None
+    assert time.process_time() - start < 1.0
