@@ -32,6 +32,7 @@ import httpx
 PDDBED = [sys.executable, "-c", "from testbed.cli import main; main()"]
 MODES = ("one-shot", "catch-up", "overlap", "kv")
 RATE_BPS = 20e6
+FEW_TOKENS = 5
 ABOUT = 1.15  # "about RTT + extend": queueing of the ids and of main decode's token is not counted in it
 
 
@@ -146,15 +147,19 @@ def run(plan: Plan, lab: str, requests: int, shape: tuple[int, int], seed: int =
         try:
             status = json.loads(pddbed("status", "-l", lab, "--json"))
             pauses: list[Pause] = []
-            for number in range(requests + 1):  # the first one warms the connections and the model up
+            asked = 0
+            while len(pauses) < requests and asked < 2 * requests + 1:
                 prompt = [chance.randrange(100, 250) for _ in range(shape[0])]
-                answer = ask(status["api"], prompt, shape[1])
-                if number:
-                    pauses.append(pause_of(plan, answer))
-                print(f"\r{plan.mode} at {plan.rtt_ms:.0f} ms: {number} of {requests}", end="", file=sys.stderr)
+                pause = pause_of(plan, ask(status["api"], prompt, shape[1]))
+                if asked and pause is not None:  # the first one warms the connections and the model up
+                    pauses.append(pause)
+                asked += 1
+                print(f"\r{plan.mode} at {plan.rtt_ms:.0f} ms: {len(pauses)} of {requests}", end="", file=sys.stderr)
         finally:
             pddbed("down", lab)
     print(file=sys.stderr)
+    if not pauses:
+        raise RuntimeError(f"{asked} answers, and no hand-over after {FEW_TOKENS} tokens: ask for longer ones")
     return summary(plan, pauses, (status.get("verified") or {}).get("ok"))
 
 

@@ -108,7 +108,7 @@ def measured(
     bound_ms: float,
     tokens: int = 60,
 ) -> dict[str, Any]:
-    """The record of an answer with a pause within the bound; else of the third one: another process may want the CPU."""
+    """The record of an answer with a pause within the bound; or of the third one: others may want the CPU."""
     expected = generate(tiny, PROMPT, Sampling(max_tokens=tokens, ignore_eos=True))
     for attempt in range(3):
         folder = directory / str(attempt)
