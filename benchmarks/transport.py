@@ -33,7 +33,7 @@ from workers.wire.stream import Target
 
 TARGET_BYTES_PER_S = 1e9
 BLOCK_SIZE = 16
-TOTAL_BYTES = 512 << 20
+TOTAL_BYTES = 256 << 20
 # KV bytes of a token: the built-in model, SmolLM2-135M in bf16 and fp32, Llama-3.1 8B in bf16
 BYTES_PER_TOKEN = {"tiny": 2048, "smollm2-bf16": 23_040, "smollm2-fp32": 46_080, "llama-8b": 131_072}
 

@@ -45,14 +45,15 @@ def one_round(warm: bool, rate: str, rtt: str, settle_s: float) -> dict[str, flo
         up_s = time.monotonic() - began
         try:
             time.sleep(settle_s)
-            transfers = [_ask(state["api"], seed)["pdd_kv_xfer_ms"] for seed in range(2)]
-            metrics = urllib.request.urlopen(f"{state['api']}/metrics", timeout=30).read().decode()
+            transfers = [ask(state["api"], seed)["pdd_kv_xfer_ms"] for seed in range(2)]
+            padding = padding_bytes(state["api"])
         finally:
             subprocess.run([*PDDBED, "down", "warm-start"], check=True, capture_output=True)
-    return {"first_ms": transfers[0], "second_ms": transfers[1], "up_s": up_s, "padding": _padding(metrics)}
+    return {"first_ms": transfers[0], "second_ms": transfers[1], "up_s": up_s, "padding": padding}
 
 
-def _ask(api: str, seed: int) -> dict[str, Any]:
+def ask(api: str, seed: int) -> dict[str, Any]:
+    """The record of one request with a prompt of its own."""
     prompt = [32 + (seed * 7 + 31 * index + index * index) % 95 for index in range(TOKENS)]
     body = json.dumps({"model": "tiny", "prompt": prompt, "max_tokens": 4, "temperature": 0}).encode()
     request = urllib.request.Request(f"{api}/v1/completions", body, {"Content-Type": "application/json"})
@@ -61,7 +62,9 @@ def _ask(api: str, seed: int) -> dict[str, Any]:
     return record
 
 
-def _padding(metrics: str) -> int:
+def padding_bytes(api: str) -> int:
+    """So far, by the gateway's metrics."""
+    metrics = urllib.request.urlopen(f"{api}/metrics", timeout=30).read().decode()
     lines = [line for line in metrics.splitlines() if 'class="padding"' in line and "sent" in line and "bytes" in line]
     return int(sum(float(line.rpartition(" ")[2]) for line in lines))
 
