@@ -302,7 +302,7 @@ def main() -> int:
     """Serve on loopback until Ctrl-C."""
     parser = argparse.ArgumentParser(prog="python -m workers.local", description=main.__doc__)
     parser.add_argument("--model", default="tiny", help="a built-in model, a Hugging Face directory or a .gguf file")
-    parser.add_argument("--pipeline", default="pdd", help="pdd, cdc-pd, idc-pd or single")
+    parser.add_argument("--pipeline", default="pdd", help="pdd, cdc-pd, idc-pd, prfaas or single")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--kv-bytes", type=int, default=512 << 20, help="KV pool of each worker")
     options = parser.parse_args()
