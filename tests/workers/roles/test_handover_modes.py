@@ -17,6 +17,8 @@ from workers.engine import BlockPool, EngineRunner, OutOfBlocks, Sampling, gener
 from workers.models import LoadedModel
 from workers.roles.handover import Following
 from workers.wire import kv_tail
+from workers.wire.kv_send import TransferRefused
+from workers.wire.messages import KvBlocks, KvTail
 
 
 def record_of(directory: Path) -> dict[str, Any]:
@@ -145,6 +147,47 @@ def test_when_its_kv_does_not_come_main_decode_computes_it(
             record = record_of(tmp_path)
             assert record["pdd_handoff_recomputed"] > 1
             assert record["pdd_handoff_kv_bytes"] == 0, "none that was acknowledged"
+
+    run(test())
+
+
+@pytest.mark.parametrize("wrong", ["too short", "too long", "no tail"])
+def test_a_frame_of_kv_that_breaks_a_rule_costs_its_connection_and_no_request(
+    tiny: LoadedModel, tmp_path: Path, wrong: str
+) -> None:
+    async def test() -> None:
+        async with lab_of(tiny, tmp_path, "kv", serving={"kv_pool": {"connections": 2, "warm": False}}) as lab:
+            pool = lab.rld0.peers.pools["md0"]
+            connection = pool._idle[-1].connection
+            each = lab.md0.bytes_per_token
+            tail = KvTail(transfer="t", request="r", position=5, tokens=2, checksum=0, last=True)
+            body = {"too short": 2 * each - 1, "too long": 2 * each + 1, "no tail": 2 * each}[wrong]
+            if wrong == "no tail":
+                blocks = KvBlocks(transfer="t", first_block=0, tokens=[2], checksums=[0])
+                await connection.send(blocks, [memoryview(bytes(body))])
+            else:
+                await connection.send(tail, [memoryview(bytes(body))])
+            await until(lambda: connection.close_reason is not None, "main decode hangs up")
+            await until(lambda: pool.up == 2, "the relay dials again")
+            await lab.complete_after_relay(PROMPT, 60, relayed=10, ignore_eos=True)
+            assert record_of(tmp_path)["pdd_handoff_recomputed"] == 1
+            await lab.check_released()
+
+    run(test())
+
+
+def test_kv_that_nobody_waits_for_is_refused_and_its_connection_stays(tiny: LoadedModel, tmp_path: Path) -> None:
+    async def test() -> None:
+        async with lab_of(tiny, tmp_path, "kv") as lab:
+            sequence = lab.rld0.runner.new_sequence("gone", PROMPT, len(PROMPT), Sampling())
+            tail = kv_tail.OutgoingTail("gone", lab.rld0.pool, sequence.blocks, 10, 90)
+            pool = lab.rld0.peers.pools["md0"]
+            channel = pool._idle[-1]
+            with pytest.raises(TransferRefused, match="request gone does not wait for KV on md0"):
+                await tail.deliver(pool)
+            assert channel.connection.close_reason is None
+            assert pool._idle[-1] is channel
+            lab.rld0.runner.free(sequence)
 
     run(test())
 
@@ -402,6 +445,25 @@ def test_auto_holds_an_idle_relay_and_frees_a_crowded_one_and_says_why(tiny: Loa
                 answers = await asyncio.gather(*asking)
             assert [answer["pdd"]["token_ids"] for answer in answers] == expected
             await lab.check_released()
+
+    run(test())
+
+
+# -- together with guessing ahead --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["one-shot", "catch-up", "overlap", "kv"])
+def test_main_decode_that_guesses_ahead_takes_over_in_every_mode(tiny: LoadedModel, tmp_path: Path, mode: str) -> None:
+    prompt = (PROMPT[:7] * 20)[:100]
+    expected = generate(tiny, prompt, Sampling(max_tokens=90, ignore_eos=True))
+
+    async def test() -> None:
+        async with lab_of(tiny, tmp_path, mode, serving={"speculative": {"ngram": 1, "draft": 4}}) as lab:
+            answer = await lab.complete_after_relay(prompt, 90, relayed=10, ignore_eos=True)
+            assert answer["pdd"]["token_ids"] == expected
+            assert answer["pdd"]["instances"][-1] == "md0"
+            await lab.check_released()
+            assert record_of(tmp_path)["pdd_handoff_mode"] == mode
 
     run(test())
 
