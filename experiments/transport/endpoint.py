@@ -165,8 +165,8 @@ async def serve(make: Callable[[WorkerEnvironment, Shape, int | None], Endpoint]
 def main(make: Callable[[WorkerEnvironment, Shape, int | None], Endpoint] = Endpoint, *, real_time: bool = True) -> int:
     """The program: serve until stdin ends.
 
-    Where it is allowed, with the lowest real-time priority, below the WAN relay's: an endpoint needs little of a CPU, but
-    needs it at once, or a busy machine would be measured instead of the network. Not for one that computes.
+    Where it is allowed, with the lowest real-time priority, below the WAN relay's: an endpoint needs little of a CPU,
+    but needs it at once, or a busy machine would be measured instead of the network. Not for one that computes.
     """
     with suppress(OSError):
         if real_time:
