@@ -142,6 +142,7 @@ class RequestLog:
             # speculative decoding: tokens guessed, and those of them that held
             "pdd_drafted_tokens": sum(span.drafted for _, span in self.spans),
             "pdd_accepted_tokens": sum(span.accepted for _, span in self.spans),
+            "pdd_preemptions": sum(span.preempted for _, span in self.spans),
         }
 
     def _pause_ms(self) -> float | None:
@@ -183,6 +184,7 @@ def span_row(instance: str, span: Span) -> dict[str, Any]:
         "rounds",
         "drafted",
         "accepted",
+        "preempted",
         "mode",
         "reason",
     ):

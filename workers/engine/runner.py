@@ -20,6 +20,7 @@ import torch
 
 from workers.engine.blocks import BlockPool, OutOfBlocks
 from workers.engine.engine import Chunk, Engine
+from workers.engine.memory import SequenceMemory
 from workers.engine.sampling import Sampling
 from workers.engine.schedule import schedule
 from workers.engine.sequence import Generated, Sequence
@@ -28,11 +29,11 @@ from workers.models import LoadedModel
 
 if TYPE_CHECKING:
     from workers.cache import BlockCache
-    from workers.cache.store import Lease
 
 log = logging.getLogger(__name__)
 
 _IDLE_S = 0.1
+_PATIENCE_S = 2.0  # for blocks of sequences that nobody computes: their owners free them or compute them soon
 
 
 class Stopped(Exception):
@@ -75,10 +76,11 @@ class EngineRunner:
     ) -> None:
         self.pool = pool
         self.cache = cache
-        self._leases: dict[Sequence, Lease] = {}
         self.max_batch_tokens = max_batch_tokens
         self._speculation = speculation
         self._engine = Engine(loaded, pool)
+        self._memory = SequenceMemory(self._engine, pool, cache)
+        self._leases = self._memory.leases
         self._threads = threads or _threads_from_environment()
         self._sequences: dict[str, Sequence] = {}
         self._jobs: dict[str, _Job] = {}
@@ -123,14 +125,7 @@ class EngineRunner:
         if id in self._sequences:
             raise ValueError(f'sequence "{id}" exists already; free it first or take another id')
         sequence = Sequence(id, list(tokens), prompt_len, sampling)
-        if self.cache is None:
-            self._engine.admit(sequence)
-        else:
-            self._engine.check(sequence)
-            lease, sequence.blocks, sequence.cached = self.cache.adopt(tokens, cached_blocks)
-            sequence.computed = sequence.cached
-            self._leases[sequence] = lease
-            self._engine.begin(sequence)
+        self._memory.open(sequence, cached_blocks)
         self._sequences[id] = sequence
         return sequence
 
@@ -140,8 +135,7 @@ class EngineRunner:
 
     def keep(self, sequence: Sequence) -> None:
         """Put the full blocks computed so far into the cache now, for others to use while this sequence goes on."""
-        if self.cache is not None and self._sequences.get(sequence.id) is sequence:
-            self.cache.keep(self._leases[sequence], sequence.tokens[: sequence.computed], sequence.blocks)
+        self._memory.keep(sequence)
 
     def reserve(self, sequence: Sequence, tokens: int) -> None:
         """Blocks for so many tokens, whose KV is written from outside. Raises OutOfBlocks, taking none."""
@@ -177,8 +171,9 @@ class EngineRunner:
     def decode(self, sequence: Sequence) -> AsyncIterator[Generated]:
         """Continues from the last token until the answer is finished or `stop`; decoding begins at once.
 
-        Decoding does not wait for a slow consumer. Leaving the iterator stops it. Raises OutOfBlocks from the
-        iterator when memory runs out; the sequence is intact and may go on later.
+        Decoding does not wait for a slow consumer. Leaving the iterator stops it. When memory runs out the youngest
+        wait for the older ones (`memory.py`), with neither blocks nor `computed` KV until they go on. Raises
+        OutOfBlocks from the iterator when there is nobody to wait for; the sequence is intact and may go on later.
         """
         job = None if sequence.finish_reason is not None else self._begin(sequence, once=False)
         return self._drain(job)
@@ -247,12 +242,8 @@ class EngineRunner:
         return any(job.sequence is sequence for job in self._flying)
 
     def _release(self, sequence: Sequence) -> None:
-        if self.cache is not None:
-            lease = self._leases.pop(sequence)
-            self.cache.keep(lease, sequence.tokens[: sequence.computed], sequence.blocks, last=True)
-            self.cache.end(lease)
-        self.pool.release(sequence.blocks)
-        sequence.blocks = []
+        self._memory.close(sequence)
+        self._wake.set()  # someone may wait for blocks
 
     async def _run(self) -> None:
         try:
@@ -267,26 +258,39 @@ class EngineRunner:
 
     async def _turn(self) -> None:
         """One step, or a wait for work; after a while with nothing to do it checks the pool's books."""
-        chunks = []
-        for chunk in schedule([job.sequence for job in self._jobs.values()], self.max_batch_tokens):
-            try:
-                self._engine.grow(chunk.sequence, chunk.count)
-                chunks.append(chunk)
-            except OutOfBlocks as error:
-                self._finish(self._jobs[chunk.sequence.id], error)
-        if chunks:
-            if self._speculation is not None:
-                chunks = self._with_drafts(chunks)
+        sequences = [job.sequence for job in self._jobs.values()]
+        age = {sequence: number for number, sequence in enumerate(sequences)}
+        wanted = sorted(schedule(sequences, self.max_batch_tokens), key=lambda chunk: age[chunk.sequence])
+        decoding = [job.sequence for job in self._jobs.values() if not job.once]
+        fitted = self._memory.fit(wanted, decoding)
+        for sequence, error in fitted.refused:
+            self._finish(self._jobs[sequence.id], error)
+        if fitted.ready:
+            chunks = fitted.ready if self._speculation is None else self._with_drafts(fitted.ready)
             await self._step([self._jobs[chunk.sequence.id] for chunk in chunks], chunks)
-        else:
-            self._wake.clear()
-            try:
-                await asyncio.wait_for(self._wake.wait(), _IDLE_S)
-            except TimeoutError:
-                self.pool.check_integrity()
-                if self.cache is not None:
-                    self.cache.check_integrity()
+        elif fitted.waiting:
+            await self._wait_for_room(fitted.waiting)
+        elif not await self._woken(_IDLE_S):
+            self.pool.check_integrity()
+            if self.cache is not None:
+                self.cache.check_integrity()
+            await self._wake.wait()
+
+    async def _wait_for_room(self, waiting: list[tuple[Sequence, OutOfBlocks]]) -> None:
+        """Nothing can be computed until blocks come back; whoever holds them is idle and gets a moment for that."""
+        if not await self._woken(_PATIENCE_S):
+            for sequence, error in waiting:
+                if sequence.id in self._jobs:
+                    self._finish(self._jobs[sequence.id], error)
+
+    async def _woken(self, within_s: float) -> bool:
+        self._wake.clear()
+        try:
+            async with asyncio.timeout(within_s):  # `wait_for` may swallow a cancellation that comes with the wake-up
                 await self._wake.wait()
+        except TimeoutError:
+            return False
+        return True
 
     def _with_drafts(self, chunks: list[Chunk]) -> list[Chunk]:
         """The same chunks, those that decode with guesses where something is left of the step and of the memory."""

@@ -46,6 +46,9 @@ class Sequence:
     accepted: int = 0
     """Of `drafted` tokens, which were guessed ahead, those that the model chose itself."""
 
+    preempted: int = 0
+    """How often its blocks were taken away while it decoded."""
+
     @property
     def pending(self) -> int:
         """Known tokens whose KV is still to be computed."""

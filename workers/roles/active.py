@@ -67,9 +67,16 @@ class Active:
         if self._decode is not None:
             name, start_ns, inherited = self._decode
             self._decode = None
-            drafted, accepted = self.sequence.drafted, self.sequence.accepted
-            tokens = len(self.answer) - inherited
-            self.span(name, start_ns, time.monotonic_ns(), tokens=tokens, drafted=drafted, accepted=accepted)
+            sequence = self.sequence
+            self.span(
+                name,
+                start_ns,
+                time.monotonic_ns(),
+                tokens=len(self.answer) - inherited,
+                drafted=sequence.drafted,
+                accepted=sequence.accepted,
+                preempted=sequence.preempted,
+            )
 
     def end(self, failure: RequestFailed | None = None) -> None:
         """Stop now: cancelled, or failed with a name."""

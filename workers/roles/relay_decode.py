@@ -125,7 +125,7 @@ class RelayDecodeWorker(DecodeWorker):
             return False
         if finish is not None and self.environment.serving.end_on_rld:
             return True
-        computed = sequence.computed - sequence.prompt_len
+        computed = max(0, sequence.computed - sequence.prompt_len)  # 0: its blocks were taken away in the end
         tail = computed if active.mode == "kv" and finish is None and main in self.peers.pools else 0
         if not self._send_ids(active, stopped_ns, finish, tail):
             return False

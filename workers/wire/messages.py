@@ -343,6 +343,7 @@ class Span(Struct, frozen=True, kw_only=True, omit_defaults=True):
     rounds: int = 0  # of catching up
     drafted: int = 0  # tokens guessed ahead while decoding
     accepted: int = 0  # of those, the ones that the model chose itself
+    preempted: int = 0  # how often decoding had to wait for memory
     mode: str = ""  # of a hand-over, and why it was chosen
     reason: str = ""
 
