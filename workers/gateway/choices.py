@@ -126,23 +126,28 @@ async def side_by_side(streams: Sequence[AsyncGenerator[Piece, None]]) -> AsyncG
             async for piece in only:
                 yield piece
         return
-    ready: asyncio.Queue[Piece | Exception | None] = asyncio.Queue(maxsize=1)
+    # each choice waits until its piece is taken: a shared bounded queue would let a fast one push in before the others
+    ready: asyncio.Queue[tuple[Piece | Exception | None, asyncio.Event]] = asyncio.Queue()
 
     async def pump(stream: AsyncGenerator[Piece, None]) -> None:
+        taken = asyncio.Event()
         end: Exception | None = None
         async with aclosing(stream):
             try:
                 async for piece in stream:
-                    await ready.put(piece)
+                    ready.put_nowait((piece, taken))
+                    await taken.wait()
+                    taken.clear()
             except Exception as error:  # whatever it is: the reader must not wait for this choice for ever
                 end = error
-        await ready.put(end)
+        ready.put_nowait((end, taken))
 
     pumps = [asyncio.create_task(pump(stream)) for stream in streams]
     try:
         left = len(pumps)
         while left:
-            item = await ready.get()
+            item, taken = await ready.get()
+            taken.set()
             if item is None:
                 left -= 1
             elif isinstance(item, Exception):
