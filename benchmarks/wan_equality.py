@@ -2,6 +2,7 @@
 
     python -m benchmarks.wan_equality far    # 2 s one way, 1 % loss, an outage in the middle; little KV
     python -m benchmarks.wan_equality near   # 20 ms, long prompts, KV in full size
+    python -m benchmarks.wan_equality real   # the same with SmolLM2, 40 requests
       [--requests 200] [--at-once N] [--model tiny] [--json FILE]
 
 A real lab (`pddbed up`, userspace driver), `pdd`, streamed greedy answers in fp32. The client checks each token against
@@ -81,7 +82,8 @@ class Plan:
 
 FAR = Plan("far", "2s", "1%", "20mbit", "6s", (1, 120), (60, 1500), 24, relay_cpu="20%", max_kv_bytes=20_000_000)
 NEAR = Plan("near", "20ms", "0%", "400mbit", "", (16, 3500), (8, 300), 8)
-PLANS = {plan.name: plan for plan in (FAR, NEAR)}
+REAL = Plan("real", "20ms", "0%", "400mbit", "", (15, 400), (8, 40), 4, requests=40, model="smollm2-135m")
+PLANS = {plan.name: plan for plan in (FAR, NEAR, REAL)}
 
 
 def pddbed(*arguments: str, given: str | None = None) -> str:
