@@ -50,8 +50,8 @@ def test_every_prompt_is_answered_as_alone(tiny: LoadedModel, tmp_path: Path, mo
         async with lab_of(tiny, tmp_path, mode) as lab:
             for length in LENGTHS:
                 prompt = prompt_of(length, seed=length)
-                answer = await lab.complete_after_relay(prompt, 80, relayed=5, ignore_eos=True)
-                assert answer["pdd"]["token_ids"] == generate(tiny, prompt, Sampling(max_tokens=80, ignore_eos=True))
+                answer = await lab.complete_after_relay(prompt, 120, relayed=5, ignore_eos=True)
+                assert answer["pdd"]["token_ids"] == generate(tiny, prompt, Sampling(max_tokens=120, ignore_eos=True))
                 made_by = answer["pdd"]["instances"]
                 assert made_by[:5] == ["rld0"] * 5
                 assert made_by[-1] == "md0", f"main decode took over the answer to {length} tokens"
@@ -62,14 +62,14 @@ def test_every_prompt_is_answered_as_alone(tiny: LoadedModel, tmp_path: Path, mo
 
 @pytest.mark.parametrize("mode", MODES)
 def test_seeded_sampling_goes_on_as_it_would_have(tiny: LoadedModel, tmp_path: Path, mode: str) -> None:
-    sampling = Sampling(max_tokens=80, temperature=1.3, top_p=0.9, seed=7, ignore_eos=True)
+    sampling = Sampling(max_tokens=120, temperature=1.3, top_p=0.9, seed=7, ignore_eos=True)
     expected = generate(tiny, PROMPT, sampling)
-    assert expected != generate(tiny, PROMPT, Sampling(max_tokens=80, ignore_eos=True))
+    assert expected != generate(tiny, PROMPT, Sampling(max_tokens=120, ignore_eos=True))
 
     async def test() -> None:
         async with lab_of(tiny, tmp_path, mode) as lab:
             options = {"temperature": 1.3, "top_p": 0.9, "seed": 7, "ignore_eos": True}
-            answer = await lab.complete_after_relay(PROMPT, 80, relayed=5, **options)
+            answer = await lab.complete_after_relay(PROMPT, 120, relayed=5, **options)
             assert answer["pdd"]["token_ids"] == expected
             assert answer["pdd"]["instances"][-1] == "md0"
 

@@ -13,7 +13,7 @@ from typing import Any, Self
 import httpx
 import pytest
 
-from tests.workers.roles.test_handover_modes import record_of, slow
+from tests.workers.roles.test_handover_modes import last_record, slow
 from tests.workers.serving import eventually, prompt_of, run
 from workers.engine import Sampling, generate
 from workers.local import InProcessCluster, Layout
@@ -96,7 +96,7 @@ async def one_hand_over(
         await eventually(lambda: not cluster.gateway.dispatcher.live, 10, "all workers have reported")
         assert answer["instances"].count("rld0") >= 10
         assert answer["instances"][-1] == "md0"
-        return record_of(directory), answer["token_ids"]
+        return last_record(directory), answer["token_ids"]
 
 
 def measured(
