@@ -28,8 +28,7 @@ def control_kv(loaded: LoadedModel, tokens: list[int]) -> torch.Tensor:
     return stand.kv(sequence, len(tokens))
 
 
-@pytest.mark.parametrize("handoff", ["one-shot", "catch-up", "overlap"])
-@pytest.mark.parametrize("temperature", [0, 0.3])
+@pytest.mark.parametrize(("handoff", "temperature"), [("one-shot", 0), ("catch-up", 0.3), ("overlap", 0.3)])
 def test_answers_and_cache_are_those_of_one_token_a_step(
     repetitive: LoadedModel, tmp_path: Path, handoff: str, temperature: float
 ) -> None:
