@@ -42,7 +42,7 @@ class DeltaSession:
         reasons = list(check.problems)
         if check.difference > TOLERANCE:
             reasons.append(f"capture and counters differ by {check.difference:.1%}")
-        return PartResult(records, check.facts(), reasons)
+        return PartResult(records, {**check.facts(), "trace_sha256": work.trace_sha256}, reasons)
 
     def _send(self, prompt: list[int]) -> dict[str, object]:
         record = self._client.complete(prompt, ANSWER_TOKENS)

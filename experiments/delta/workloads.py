@@ -29,6 +29,7 @@ class Workload:
 
     prompts: list[list[int]]
     warm_up: int
+    trace_sha256: str
 
 
 def trace_file() -> Path | None:
@@ -92,7 +93,9 @@ def workload(part: Part, trace: Trace | None) -> Workload:
         source = trace
     maker = PromptMaker(source, VOCABULARY, source.block_tokens // SCALE, part.seed)
     if not str(detail["row"]).endswith("full"):
-        return Workload([maker.prompt(request) for request in source.requests], warm_up)
+        return Workload([maker.prompt(request) for request in source.requests], warm_up, source.sha256)
     fresh = random.Random(f"full {part.name}")
     measured = source.requests[warm_up:]
-    return Workload([fresh.choices(list(VOCABULARY), k=maker.length(request)) for request in measured], 0)
+    return Workload(
+        [fresh.choices(list(VOCABULARY), k=maker.length(request)) for request in measured], 0, source.sha256
+    )

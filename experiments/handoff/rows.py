@@ -6,7 +6,7 @@ from experiments.handoff.fit import SPACING_S
 SMOLLM2 = "smollm2-135m"
 SMOLLM2_SPACING_S = 1.2
 _FULL = {"kv": (40, 160), "recompute": (48, 48)}  # calm, congested
-_QUICK = {"kv": (10, 20), "recompute": (10, 10)}
+_QUICK = {"kv": (6, 14), "recompute": (6, 6)}
 _SMOLLM2_COUNT = 40
 SETTLE_S = 3.0
 
