@@ -6,9 +6,9 @@
       [--requests 200] [--at-once N] [--model tiny] [--json FILE]
 
 A real lab (`pddbed up`, userspace driver), `pdd`, streamed greedy answers in fp32. The client checks each token against
-`generate`, and that positions follow one another: no gap, no duplicate. The outage begins when half of the requests are
-answered. Afterwards: no request unsettled, no block in use on any worker, no engine that found its pool's books wrong
-(each checks whenever it is idle), no traceback in any log. Run as root.
+the control (`benchmarks/load.py`), and that positions follow one another: no gap, no duplicate. The outage begins when
+half of the requests are answered. Afterwards: no request unsettled, no block in use on any worker, no engine that found
+its pool's books wrong (each checks whenever it is idle), no traceback in any log. Run as root.
 """
 
 import argparse

@@ -13,7 +13,7 @@ from workers.gateway.admission import Admission
 from workers.gateway.bodies import Bodies
 from workers.gateway.disconnect import ClientGone
 from workers.gateway.dispatcher import Dispatcher
-from workers.gateway.errors import SERVER_ERROR, ApiError
+from workers.gateway.errors import ApiError, broken
 from workers.gateway.generation import Generation
 from workers.gateway.metrics import Metrics
 from workers.gateway.parsing import parse_body
@@ -88,9 +88,8 @@ def build_app(dispatcher: Dispatcher, admission: Admission) -> FastAPI:
         return json_response(error.status_code, ApiError(error.status_code, message).body(), error.headers)
 
     @app.exception_handler(Exception)
-    async def broken(_: Request, error: Exception) -> Response:
-        message = f"the gateway failed: {type(error).__name__}: {error}"
-        return json_response(500, ApiError(500, message, kind=SERVER_ERROR, code="internal_error").body())
+    async def own_fault(_: Request, error: Exception) -> Response:
+        return json_response(500, broken(error).body())
 
     return app
 

@@ -67,3 +67,9 @@ def refused(error: Overloaded) -> ApiError:
     if isinstance(error, Draining):
         return ApiError(503, str(error), kind=SERVER_ERROR, code=error.name, retry_after_s=error.retry_after_s)
     return ApiError(429, str(error), kind="rate_limit_error", code=error.name, retry_after_s=error.retry_after_s)
+
+
+def broken(error: Exception) -> ApiError:
+    """The API error of a fault of the gateway's own."""
+    message = f"the gateway failed: {type(error).__name__}: {error}"
+    return ApiError(500, message[:2000], kind=SERVER_ERROR, code="internal_error")

@@ -1,5 +1,6 @@
 """One generation from a checked request to its answer: tokenise, find a place, choices, SSE or a whole answer."""
 
+import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
@@ -15,12 +16,14 @@ from workers.gateway.choices import Choice, side_by_side
 from workers.gateway.conversations import Conversations
 from workers.gateway.disconnect import EventStream, unless_gone
 from workers.gateway.dispatcher import Dispatcher, LiveRequest
-from workers.gateway.errors import ApiError, refused
+from workers.gateway.errors import ApiError, broken, refused
 from workers.gateway.logprobs import ChatLogprobs, CompletionLogprobs, Logprobs, NoLogprobs
 from workers.gateway.prompts import Prompts
 from workers.gateway.requests import MAX_CHOICES, ChatRequest, CompletionRequest, GenerationRequest
 from workers.gateway.text import AnswerText
 from workers.wire.messages import SamplingSpec
+
+log = logging.getLogger(__name__)
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 
@@ -209,6 +212,10 @@ async def _events(
                 yield _event(answer.chunk(piece))
         except ApiError as error:  # the status is out: OpenAI's clients look for `error` in the events, too
             yield _event(error.body())
+            return
+        except Exception as error:
+            log.exception("a streamed answer broke off")
+            yield _event(broken(error).body())
             return
         if counts is not None:
             yield _event(answer.usage_chunk(counts()))

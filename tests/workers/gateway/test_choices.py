@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.workers.serving import SlowWan, eventually, prompt_of, run
-from workers.gateway.answers import Piece
+from workers.gateway.answers import CompletionAnswer, Piece
 from workers.gateway.choices import side_by_side
+from workers.gateway.generation import _events
 from workers.models import LoadedModel
 
 
@@ -97,3 +98,16 @@ def test_when_every_worker_goes_a_streamed_answer_of_several_choices_ends_with_o
             await eventually(lambda: not gateway.dispatcher.live, 5, "all three are forgotten")
 
     run(test())
+
+
+def test_a_fault_of_the_gateways_own_in_mid_stream_is_an_error_event_too(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> list[bytes]:
+        rest = side_by_side([Stream(0, 2, RuntimeError("a bug")).pieces()])
+        first = await anext(rest)
+        return [event async for event in _events(first, rest, CompletionAnswer("x", "tiny", 0), None)]
+
+    *chunks, last = run(test())
+    assert len(chunks) == 2
+    error = json.loads(last.removeprefix(b"data: "))["error"]
+    assert (error["code"], error["type"]) == ("internal_error", "server_error")
+    assert "a bug" in caplog.text, "with its traceback in the log"
