@@ -28,9 +28,9 @@ def run(experiment: Experiment, options: Options, path: Path, driver: str, *, qu
     with RunProgress(left, quiet) as progress:
         if left:
             _run_parts(experiment, options, directory, about, left, driver, progress)
+            about["finished"] = time.time()
+            directory.write_run(about)
         progress.step("writing the report")
-        about["finished"] = time.time()
-        directory.write_run(about)
         return report(path)
 
 
