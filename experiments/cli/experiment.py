@@ -14,6 +14,14 @@ if TYPE_CHECKING:
     from experiments.framework.experiment import Evaluation
 
 
+def _known(_ctx: click.Context, _param: click.Parameter, name: str) -> str:
+    from experiments.framework.registry import EXPERIMENTS
+
+    if name not in EXPERIMENTS:
+        raise click.BadParameter(f"no experiment is called {name!r}; there are: {', '.join(EXPERIMENTS)}")
+    return name
+
+
 @click.group()
 def experiment() -> None:
     """Reproduce the published figures: each experiment is one claim, run on real transfers and reported as it is."""
@@ -33,7 +41,7 @@ def list_command(as_json: bool) -> None:
 
 
 @experiment.command()
-@click.argument("name")
+@click.argument("name", callback=_known)
 @click.option("--quick", is_flag=True, help="A short form, under a minute: one seed, few requests.")
 @click.option("--seeds", type=click.IntRange(1, 100), metavar="N", help="[default: 3; 1 with --quick]")
 @click.option(
