@@ -73,14 +73,15 @@ def run(name: str, quick: bool, seeds: int | None, out: Path | None, wan_driver:
 
 
 @experiment.command()
-@click.argument("name", type=click.Choice(["skew"]))
+@click.argument("name", type=click.Choice(["skew", "handoff"]))
 def fit(name: str) -> None:
-    """Find an experiment's free parameters anew, from a few measurements, and write its fit.json."""
+    """Find an experiment's free parameters anew and write its fit.json: skew's from transfers in a lab, handoff's by
+    arithmetic."""
     from experiments.framework.errors import ExperimentError
-    from experiments.skew.refit import refit_live
+    from experiments.framework.registry import refit
 
     try:
-        for line in refit_live(lambda text: click.echo(f"{text} ...", err=True)):
+        for line in refit(name)(lambda text: click.echo(f"{text} ...", err=True)):
             click.echo(line)
     except ExperimentError as error:
         raise CommandError(str(error)) from None

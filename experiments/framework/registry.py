@@ -1,5 +1,6 @@
 """The experiments by name, imported when they are named."""
 
+from collections.abc import Callable, Iterator
 from importlib import import_module
 
 from experiments.framework.errors import ExperimentError
@@ -14,6 +15,18 @@ EXPERIMENTS = {
         "recomputing 100 tokens is steady, streaming their KV is not",
     ),
 }
+
+
+# name -> what finds its free parameters anew, writes them and yields what changed, in words
+REFITS = {"skew": "experiments.skew.refit:refit_live", "handoff": "experiments.handoff.fit:refit_by_arithmetic"}
+Refit = Callable[[Callable[[str], None]], Iterator[str]]
+
+
+def refit(name: str) -> Refit:
+    """The re-fit of an experiment that has one."""
+    module, attribute = REFITS[name].split(":")
+    found: Refit = getattr(import_module(module), attribute)
+    return found
 
 
 def find(name: str) -> Experiment:

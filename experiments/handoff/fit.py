@@ -6,10 +6,12 @@ long bursts and pauses are, for the bytes given. All of it is arithmetic on the 
 
 import json
 import statistics
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
+from experiments.framework.directory import write_whole
 from experiments.handoff.congestion import Congestion, drain_s
 
 FIT_FILE = Path(__file__).parent / "fit.json"
@@ -81,5 +83,11 @@ def search(bytes_per_token: int) -> Fit:
     return Fit(bytes_per_token, low, round(burst_ms, 1), round(pause_ms, 1), how)
 
 
-def write(fit: Fit) -> None:
-    FIT_FILE.write_text(json.dumps(asdict(fit), indent=1) + "\n")
+def refit_by_arithmetic(say: Callable[[str], None]) -> Iterator[str]:
+    """Search anew for the bytes that are fitted for, and write what was found."""
+    before = Fit.read()
+    say("searching")
+    found = search(before.bytes_per_token)
+    write_whole(FIT_FILE, json.dumps(asdict(found), indent=1) + "\n")
+    for name, value in asdict(found).items():
+        yield f"{name:<16} {value}" if name == "how" else f"{name:<16} {getattr(before, name)} -> {value}"
