@@ -22,12 +22,16 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A piece of a run that is done or not done: what an interrupted run resumes by. `expected_s` is for the ETA."""
+    """A piece of a run that is done or not done: what an interrupted run resumes by. `expected_s` is for the ETA.
+
+    `variant`: of the topology, where not all parts run in one lab (see `Experiment.vary`).
+    """
 
     name: str
     seed: int
     expected_s: float
     detail: Mapping[str, Any] = field(default_factory=dict)
+    variant: str = ""
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,10 @@ class Experiment(ABC):
     @abstractmethod
     def topology(self, options: Options) -> Path:
         """The lab's file."""
+
+    def vary(self, topology: str, variant: str) -> str:
+        """The topology's text as parts of that variant need it."""
+        raise NotImplementedError(f"{self.name} has no variants")
 
     @abstractmethod
     def parameters(self, options: Options) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import json
 import re
 import time
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ def run(experiment: Experiment, options: Options, path: Path, driver: str, *, qu
     left = [part for part in parts if not directory.is_done(part.name)]
     with RunProgress(left, quiet) as progress:
         if left:
-            _run_parts(experiment, options, directory, about, left, driver, progress)
+            for variant, group in groupby(left, key=lambda part: part.variant):
+                _run_parts(experiment, options, directory, about, list(group), variant, driver, progress)
             about["finished"] = time.time()
             directory.write_run(about)
         progress.step("writing the report")
@@ -74,17 +76,25 @@ def _run_parts(
     directory: RunDirectory,
     about: dict[str, Any],
     parts: list[Part],
+    variant: str,
     driver: str,
     progress: RunProgress,
 ) -> None:
+    """Parts of one variant, in one lab."""
+    topology = experiment.topology(options)
+    if variant:
+        text = experiment.vary(topology.read_text(), variant)
+        topology = directory.path / f"topology-{variant}.yaml"
+        write_whole(topology, text)
     with ExperimentLab(
-        experiment.topology(options),
+        topology,
         directory.path / "lab",
         with_workers=experiment.with_workers,
         driver=driver,
         on_step=progress.step,
     ) as lab:
         in_lab: dict[str, Any] = {
+            "variant": variant,
             "driver": lab.state["driver"],
             "applied": lab.state["applied"],
             "verified_before": _verify_before(lab),

@@ -2,6 +2,8 @@
 
 import json
 import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,10 @@ class Client:
 
     def complete(self, prompt: list[int], max_tokens: int) -> dict[str, Any]:
         """Answer a prompt greedily; returns the request's record, its KV settled everywhere. Raises ExperimentError."""
+        return self._settled(self._post(prompt, max_tokens))
+
+    def _post(self, prompt: list[int], max_tokens: int) -> str:
+        """The request's id, once it is answered."""
         body = {"model": self._model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
         try:
             answer = self._http.post("/v1/completions", json=body)
@@ -34,7 +40,23 @@ class Client:
             raise ExperimentError(f"the gateway did not answer: {error}") from None
         if answer.status_code != 200:
             raise ExperimentError(f"the gateway answered {answer.status_code}: {answer.text[:300]}")
-        return self._settled(answer.json()["pdd"]["record"]["request_id"])
+        name: str = answer.json()["pdd"]["record"]["request_id"]
+        return name
+
+    def complete_all(
+        self, prompts: Sequence[list[int]], max_tokens: int, at_once: int, on_done: Callable[[int], None]
+    ) -> list[dict[str, Any]]:
+        """As `complete`, `at_once` clients that send their next prompt when they have their answer; in order."""
+
+        def one(prompt: list[int]) -> str:
+            return self._post(prompt, max_tokens)
+
+        with ThreadPoolExecutor(at_once) as clients:
+            running = [clients.submit(one, prompt) for prompt in prompts]
+            for done, _ in enumerate(as_completed(running), 1):
+                on_done(done)
+            names = [future.result() for future in running]
+        return [self._settled(name) for name in names]
 
     def _settled(self, request: str) -> dict[str, Any]:
         deadline = time.monotonic() + SETTLED_S
