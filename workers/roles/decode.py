@@ -86,6 +86,9 @@ class Incoming:
     ) -> None:
         active = self._active
         if not self.cancelled and not active.arrived.done():  # done: cancelled in this very turn of the loop
+            if first_token >= active.worker.vocab:  # the engine's whole batch would fail on it
+                self.failed("bad_frame", f"first token {first_token} is outside the vocabulary")
+                return
             active.sequence.computed = len(active.spec.prompt)
             active.worker.runner.keep(active.sequence)
             active.first_logprob = first_logprob
@@ -127,6 +130,7 @@ class DecodeWorker(Worker):
     def __init__(self, environment: WorkerEnvironment, loaded: LoadedModel) -> None:
         super().__init__(environment, loaded, receiver=self)
         self.block_size = self.pool.block_size
+        self.vocab = loaded.config.vocab
         self.bytes_per_token = self.pool.bytes_per_token
         fp8 = Fp8(loaded.config.kv_shape, self.pool.storage.dtype)
         self.peers.kv_encodings = {fp8.name: fp8}
@@ -138,19 +142,21 @@ class DecodeWorker(Worker):
         spec = begin.spec
         if spec.id in self.ended:
             raise RefuseTransfer("cancelled", f"request {spec.id} is over on {self.environment.host}")
+        if spec.prefill not in self.peers.known:
+            raise RefuseTransfer("bad_request", f"{spec.prefill}, prefill of {spec.id}, is no peer of this worker")
         active = self.active.get(spec.id)
         if active is None:
             active = self._begin_decoding(begin)
-        else:
-            assert isinstance(active, Decoding)
+        elif isinstance(active, Decoding):
             self._check_continues(active, begin)
+        else:
+            raise RefuseTransfer("duplicate_transfer", f"request {spec.id} is served alone here")
         active.incoming = Incoming(active, begin.transfer)
         return active.incoming
 
     def _check_continues(self, active: "Decoding", begin: KvBegin) -> None:
         """Let another transfer go on where an earlier one of the same request broke off. Raises RefuseTransfer."""
-        assert active.incoming is not None
-        if active.arrived.done() or active.cancelled:
+        if active.incoming is None or active.arrived.done() or active.cancelled:
             raise RefuseTransfer("duplicate_transfer", f"KV of request {active.spec.id} is here already")
         if begin.transfer == active.incoming.transfer:
             raise RefuseTransfer("duplicate_transfer", f"transfer {begin.transfer} is arriving already")
