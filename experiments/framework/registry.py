@@ -10,6 +10,7 @@ from experiments.framework.experiment import Experiment
 EXPERIMENTS = {
     "skew": ("experiments.skew.experiment:Skew", "P50 KV transfer 248 ms with skewed hit rates, 1210 ms with uniform"),
     "delta": ("experiments.delta.experiment:Delta", "a decode-side cache cuts WAN bytes tenfold at 90 % hit rate"),
+    "modes": ("experiments.modes.experiment:Modes", "auto is within 10 % of the better of catch-up and one-shot"),
     "handoff": (
         "experiments.handoff.experiment:Handoff",
         "recomputing 100 tokens is steady, streaming their KV is not",

@@ -1,0 +1,181 @@
+"""`pddbed experiment run modes`: a lab for each mode of hand-over, the same prompts at several loads."""
+
+import random
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from experiments.framework.bytes_check import TOLERANCE, check_bytes
+from experiments.framework.experiment import Evaluation, Experiment, Options, Part, PartResult, Progress, Session
+from experiments.framework.figures import Figure, percentile
+from experiments.framework.lab import ExperimentLab
+from experiments.framework.serving import Client
+from experiments.report.charts import Chart, Series
+
+TOPOLOGY = Path(__file__).resolve().parents[2] / "topologies" / "modes.yaml"
+MODES = ("catch-up", "one-shot", "auto")
+LOADS = (1, 4, 8)  # clients at once, each with its next prompt when it has its answer
+PROMPT_TOKENS, ANSWER_TOKENS = 256, 96
+TOLERATED = 1.10  # auto over the better of the two
+Results = Mapping[str, tuple[Part, PartResult]]
+
+# what a client or an operator would have small: field of a record, words, and whether auto is judged by it
+FIGURES = (
+    ("e2el_ms", "whole answer", True),
+    ("pdd_handoff_pause_ms", "pause at the hand-over", False),
+    ("pdd_rld_hold_ms", "relay held", False),
+)
+
+
+def _count(options: Options, load: int) -> int:
+    return max(4, load) if options.quick else 12 + 3 * load
+
+
+class Modes(Experiment):
+    name = "modes"
+    title = "modes: catch-up, one-shot and auto across relay load"
+    claim = "Which mode of hand-over serves better depends on the relay's load; auto is within 10 % of the better one."
+    with_workers = True
+
+    def topology(self, options: Options) -> Path:
+        return TOPOLOGY
+
+    def vary(self, topology: str, variant: str) -> str:
+        text, count = re.subn(r"handoff: auto", f"handoff: {variant}", topology)
+        assert count == 1, "the topology names one mode"
+        return text
+
+    def parameters(self, options: Options) -> dict[str, Any]:
+        return {
+            "modes": MODES,
+            "loads": LOADS,
+            "requests": {str(load): _count(options, load) for load in LOADS},
+            "prompt_tokens": PROMPT_TOKENS,
+            "answer_tokens": ANSWER_TOKENS,
+            "seeds": options.seeds,
+            "quick": options.quick,
+        }
+
+    def parts(self, options: Options) -> list[Part]:
+        made = []
+        for mode in MODES:
+            for seed in range(1, options.seeds + 1):
+                for load in LOADS:
+                    count = _count(options, load)
+                    seconds = 5 + count * (0.25 + 0.75 / load)
+                    detail = {"row": f"{mode}, {load} at once", "mode": mode, "load": load, "count": count}
+                    made.append(Part(f"{mode}-load{load}-seed{seed}", seed, seconds, detail, variant=mode))
+        return made
+
+    def session(self, lab: ExperimentLab, options: Options) -> AbstractContextManager[Session]:
+        return _open(lab)
+
+    def evaluate(self, parameters: Mapping[str, Any], results: Results) -> Evaluation:
+        figures = [figure for load in LOADS for figure in _compared(results, load)]
+        worst = max((result.facts["bytes_difference"] for _, result in results.values()), default=0.0)
+        text = "capture against the workers' byte counts, largest difference"
+        figures.append(Figure("bytes_difference", text, "share", (worst,), "check", 0.0, 0.0, TOLERANCE))
+        summary = {
+            f"{kind}_{key}_{part.name}": value
+            for part, result in results.values()
+            for key, _, _ in FIGURES
+            for kind, value in _spread(_values(result, key)).items()
+        }
+        return Evaluation(figures, _charts(results), _notes(parameters, results), summary)
+
+
+class _ModesSession:
+    def __init__(self, lab: ExperimentLab, client: Client) -> None:
+        self._lab = lab
+        self._client = client
+
+    def run(self, part: Part, directory: Path, progress: Progress) -> PartResult:
+        directory.mkdir(parents=True, exist_ok=True)
+        capture = directory / "wan0.pcapng"
+        count = part.detail["count"]
+        source = random.Random(f"modes {part.seed} {part.detail['load']}")  # the same prompts for every mode
+        prompts = [source.choices(range(32, 127), k=PROMPT_TOKENS) for _ in range(count)]
+        with self._lab.capturing("wan0", capture):
+            found = self._client.complete_all(
+                prompts, ANSWER_TOKENS, part.detail["load"], lambda done: progress(done / count)
+            )
+        check = check_bytes(capture, self._lab.record.results)
+        capture.unlink()
+        reasons = list(check.problems)
+        if check.difference > TOLERANCE:
+            reasons.append(f"capture and counters differ by {check.difference:.1%}")
+        failed = sum(not record["success"] for record in found)
+        if failed:
+            reasons.append(f"{failed} of {count} requests failed")
+        about = {"part": part.name, "row": part.detail["row"], "seed": part.seed}
+        records = [{**record, **about, "e2el_ms": record["e2el"] * 1000} for record in found]
+        return PartResult(records, check.facts(), reasons)
+
+
+@contextmanager
+def _open(lab: ExperimentLab) -> Iterator[_ModesSession]:
+    client = Client(lab.state["api"], str(lab.plan.model["name"]), lab.record.results / "requests.jsonl")
+    try:
+        client.complete_all([[40 + index] * 64 for index in range(8)], 48, 4, lambda done: None)  # first steps are slow
+        yield _ModesSession(lab, client)
+    finally:
+        client.close()
+
+
+def _values(result: PartResult, key: str) -> list[float]:
+    """Of the requests that were handed over."""
+    return [float(record[key]) for record in result.records if record.get(key) is not None]
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    return {"mean": fmean(values), "p50": percentile(values, 0.5), "p90": percentile(values, 0.9)} if values else {}
+
+
+def _means(results: Results, mode: str, load: int, key: str) -> tuple[float, ...]:
+    """Seed by seed."""
+    found = [_values(r, key) for p, r in results.values() if (p.detail["mode"], p.detail["load"]) == (mode, load)]
+    return tuple(fmean(values) for values in found if values)
+
+
+def _compared(results: Results, load: int) -> list[Figure]:
+    figures = []
+    for key, words, judged in FIGURES:
+        by_mode = {mode: _means(results, mode, load, key) for mode in MODES}
+        figures += [
+            Figure(f"{key}_{mode}_load{load}", f"{words}, {load} at once: {mode}, mean", "ms", values, "predicted")
+            for mode, values in by_mode.items()
+        ]
+        if judged and all(by_mode.values()):
+            better = [min(pair) for pair in zip(by_mode["catch-up"], by_mode["one-shot"], strict=False)]
+            ratio = tuple(auto / best for auto, best in zip(by_mode["auto"], better, strict=False))
+            text = f"{words}, {load} at once: auto over the better of the two"
+            figures.append(Figure(f"auto_load{load}", text, "x", ratio, "predicted", None, 0.0, TOLERATED))
+    return figures
+
+
+def _charts(results: Results) -> list[Chart]:
+    charts = []
+    for key, words, _ in FIGURES:
+        series = []
+        for mode in MODES:
+            points = [(float(load), fmean(means)) for load in LOADS if (means := _means(results, mode, load, key))]
+            series.append(Series(mode, points))
+        charts.append(Chart(f"{words[0].upper()}{words[1:]}, by load", "clients at once", "ms, mean", series))
+    return charts
+
+
+def _notes(parameters: Mapping[str, Any], results: Results) -> list[str]:
+    chosen: dict[str, int] = {}
+    for part, result in results.values():
+        for record in result.records if part.detail["mode"] == "auto" else ():
+            words = f"{record.get('pdd_handoff_mode')} at {part.detail['load']} at once"
+            chosen[words] = chosen.get(words, 0) + 1
+    told = ", ".join(f"{words}: {count}" for words, count in sorted(chosen.items()))
+    return [
+        f"Real workers, prompts of {parameters['prompt_tokens']} tokens that no cache has seen, answers of "
+        f"{parameters['answer_tokens']}; the same prompts for every mode. What ended on the relay has no pause.",
+        f"What auto chose: {told}." if told else "",
+    ]

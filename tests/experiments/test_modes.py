@@ -1,0 +1,39 @@
+"""`modes`: a lab for each mode, the same prompts and loads in all of them, and auto judged by the better of the two."""
+
+from typing import Any
+
+from experiments.framework.experiment import Options, Part, PartResult
+from experiments.modes.experiment import LOADS, MODES, TOPOLOGY, Modes
+from testbed.topology.load import plan_from_text
+
+QUICK = Options(quick=True, seeds=1)
+
+
+def test_each_variant_is_a_topology_of_its_mode() -> None:
+    for mode in MODES:
+        text = Modes().vary(TOPOLOGY.read_text(), mode)
+        assert plan_from_text(text, f"{mode}.yaml").serving["handoff"] == mode
+
+
+def test_every_mode_gets_every_load_and_parts_of_a_lab_are_together() -> None:
+    made = Modes().parts(Options(seeds=2))
+    assert [part.variant for part in made] == sorted((part.variant for part in made), key=MODES.index)
+    assert {(part.variant, part.detail["load"]) for part in made} == {(mode, load) for mode in MODES for load in LOADS}
+    assert len({part.name for part in made}) == len(made)
+
+
+def _results(answers_ms: dict[str, float]) -> dict[str, tuple[Part, PartResult]]:
+    found = {}
+    for part in Modes().parts(QUICK):
+        record: dict[str, Any] = {"e2el_ms": answers_ms[part.variant], "pdd_handoff_pause_ms": 5.0}
+        found[part.name] = (part, PartResult([record], {"bytes_difference": 0.0}))
+    return found
+
+
+def test_auto_is_held_against_the_better_of_the_two() -> None:
+    parameters = Modes().parameters(QUICK)
+    for auto_ms, verdict in ((108.0, "met"), (115.0, "missed")):
+        evaluation = Modes().evaluate(parameters, _results({"catch-up": 100.0, "one-shot": 300.0, "auto": auto_ms}))
+        figures = {figure.key: figure for figure in evaluation.figures}
+        assert figures["auto_load4"].verdict == verdict
+        assert figures["auto_load4"].value == auto_ms / 100
