@@ -1,8 +1,11 @@
-"""Clients that read slowly, or leave while their request is being recovered."""
+"""Clients that read slowly, or leave while their request is being recovered; and a gateway that dies."""
 
 import asyncio
 import json
 import socket
+
+import httpx
+import pytest
 
 from tests.workers.failures.rig import WORKERS, Answer, Rig
 from tests.workers.serving import prompt_of
@@ -71,5 +74,23 @@ def test_a_client_that_leaves_while_nobody_is_there_is_forgotten(rig: Rig) -> No
         await rig.released()
         await rig.heal()
         await rig.settled()
+
+    rig.run(test())
+
+
+def test_a_gateway_that_dies_takes_its_requests_along_and_can_come_back(tiny: LoadedModel, rig: Rig) -> None:
+    prompt = prompt_of(80, seed=11)
+    expected = generate(tiny, prompt, Sampling(max_tokens=20, ignore_eos=True))
+
+    async def test() -> None:
+        answer = Answer()
+        asking = asyncio.create_task(rig.stream(answer, prompt_of(200, seed=12), 2000))
+        await rig.until(lambda: len(answer.ids) > 3, "the answer has begun")
+        await rig.fault("kill", "gw0")
+        with pytest.raises(httpx.HTTPError):
+            await asking
+        await rig.heal()
+        await rig.settled()
+        assert (await rig.stream(Answer(), prompt, 20)).ids == expected
 
     rig.run(test())

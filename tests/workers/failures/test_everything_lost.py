@@ -19,7 +19,7 @@ def test_everything_lost_is_a_named_error_within_a_deadline(rig: Rig) -> None:
     async def test() -> float:
         asking = asyncio.create_task(rig.stream(streamed, prompt_of(100), 3000))
         await rig.until(lambda: len(streamed.ids) > 3, "the answer has begun")
-        rig.ways["gw0", "p0"].hold("control", "there")
+        rig.ways["gw0", "p0"].hold("control", "there", needle=b"prefill")
         waiting = asyncio.create_task(rig.stream(whole, prompt_of(100, seed=1), 3000))
         await rig.until(lambda: rig.ways["gw0", "p0"].holds("control", "there", b"prefill"), "the second one waits")
         for worker in WORKERS:

@@ -31,14 +31,14 @@ SEEDS = itertools.count(1000)
 def arm(rig: Rig, stage: str) -> None:
     """Hold back what would take the request beyond the stage."""
     if stage == "before-prefill":
-        rig.ways["gw0", "p0"].hold("control", "there")
+        rig.ways["gw0", "p0"].hold("control", "there", needle=b"prefill")
     elif stage == "transfer":
         for target in ("rld0", "md0"):
             rig.ways["p0", target].hold("kv", "there", after_bytes=100_000)
     elif stage == "relay":
         rig.ways["p0", "md0"].hold("kv", "there", after_bytes=100_000)
     elif stage == "hand-over":
-        rig.ways["rld0", "md0"].hold("control", "there")
+        rig.ways["rld0", "md0"].hold("control", "there", needle=b"token-ids")
 
 
 def reached(rig: Rig, stage: str, answer: Answer) -> bool:
@@ -55,7 +55,8 @@ def reached(rig: Rig, stage: str, answer: Answer) -> bool:
 
 CASES = [
     *itertools.product(["kill"], WORKERS, STAGES),
-    *itertools.product(["cut", "stop"], WORKERS, STAGES[1:]),
+    *itertools.product(["cut"], WORKERS, ["transfer", "hand-over"]),
+    *itertools.product(["stop"], WORKERS, STAGES[1:]),
     *itertools.product(["half-open"], WORKERS, ["transfer", "main-decode"]),
 ]
 

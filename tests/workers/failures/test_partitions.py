@@ -33,7 +33,7 @@ def test_of_one_way(
 
     async def test() -> None:
         try:
-            broken.hold(channel, "there", 0 if needle else 100_000)  # type: ignore[arg-type]
+            broken.hold(channel, "there", 0 if needle else 100_000, needle)  # type: ignore[arg-type]
             asking = asyncio.create_task(rig.stream(answer, prompt, TOKENS))
             await rig.until(lambda: broken.holds(channel, "there", needle), "the way is in use")  # type: ignore[arg-type]
             if fault == "cut":
@@ -68,8 +68,8 @@ def test_what_the_relay_said_last_is_said_again_by_main_decode(tiny: LoadedModel
 
     async def test() -> None:
         try:
-            heard.hold("control", "back")
-            main.hold("control", "back")
+            heard.hold("control", "back", needle=b"tokens")
+            main.hold("control", "back", needle=b"tokens")
             asking = asyncio.create_task(rig.stream(answer, prompt, TOKENS))
             await rig.until(lambda: main.holds("control", "back", b"tokens"), "main decode has taken over")
             assert heard.holds("control", "back", b"tokens")

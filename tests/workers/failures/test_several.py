@@ -39,7 +39,7 @@ def test_another_main_decode_replays(tiny: LoadedModel, rig: Rig) -> None:
 
 def test_another_prefill_takes_the_request_whose_kv_nobody_has(tiny: LoadedModel, rig: Rig) -> None:
     way = rig.ways["gw0", "p0"]
-    way.hold("control", "there")
+    way.hold("control", "there", needle=b"prefill")
     answer, record = _answer(tiny, rig, 2, lambda _: way.holds("control", "there", b"prefill"), "p0")
     (loss,) = record["pdd_recovery"]
     assert (loss["lost"], loss["how"], loss["by"][0]) == ("p0", "replay", "p1")

@@ -22,6 +22,8 @@ class _Line:
         self.near, self.far = near, far
         self.channel: Channel | None = None
         self.waiting: dict[Direction, bytes] = {"there": b"", "back": b""}
+        self.caught: set[Direction] = set()
+        """Where what a hold waits for has come by."""
 
     def abort(self) -> None:
         for writer in (self.near, self.far):
@@ -37,8 +39,8 @@ class Way:
         self._target = 0
         self._server: asyncio.Server | None = None
         self._changed = asyncio.Event()
-        self._held: dict[tuple[Channel, Direction], int] = {}
-        """Bytes that may still pass before the hold."""
+        self._held: dict[tuple[Channel, Direction], tuple[int, bytes]] = {}
+        """Bytes that may still pass before the hold, and what it waits for."""
         self._frozen = False
         self._closed = False
         self.port = 0
@@ -62,9 +64,12 @@ class Way:
 
     # -- faults and stages -------------------------------------------------------------------------------------
 
-    def hold(self, channel: Channel, direction: Direction, after_bytes: int = 0) -> None:
-        """Let so many more bytes pass, of all connections of a channel together, then nothing until `release`."""
-        self._held[channel, direction] = after_bytes
+    def hold(self, channel: Channel, direction: Direction, after_bytes: int = 0, needle: bytes = b"") -> None:
+        """Let so many more bytes pass, of all connections of a channel together, then nothing until `release`.
+
+        With `needle` nothing is held before that comes by: pings still say that all is well.
+        """
+        self._held[channel, direction] = after_bytes, needle
 
     def holds(self, channel: Channel, direction: Direction, needle: bytes = b"") -> bool:
         """Whether something that contains `needle` waits here."""
@@ -76,6 +81,8 @@ class Way:
     def release(self) -> None:
         """Deliver what was held."""
         self._held.clear()
+        for line in self._lines:
+            line.caught.clear()
         self._tell()
 
     def freeze(self) -> None:
@@ -164,9 +171,13 @@ class Way:
     def _blocked(self, line: _Line, direction: Direction) -> bool:
         if self._closed or self._frozen:
             return not self._closed
-        return self._held.get((line.channel or "control", direction), 1) <= 0
+        left, needle = self._held.get((line.channel or "control", direction), (1, b""))
+        if needle and needle in line.waiting[direction]:
+            line.caught.add(direction)
+        return left <= 0 and (not needle or direction in line.caught)
 
     def _pass(self, line: _Line, direction: Direction, size: int) -> None:
         key = (line.channel or "control", direction)
         if key in self._held:
-            self._held[key] -= size
+            left, needle = self._held[key]
+            self._held[key] = left - size, needle
