@@ -62,7 +62,8 @@ gpu-test:  ## the same workers on CUDA, over loopback; says so where there is no
 vagrant-test: packages $(VENV)/.installed  ## the Vagrantfile really booted (docs/vagrant.md), the lab in it, nothing left
 	@$(MAKE) --no-print-directory packages PACKAGES="$(VAGRANT_PACKAGES)"
 	@$(SUDO) env PDDBED_CACHE=$(PDDBED_CACHE) PDDBED_VM_PORT=$${PDDBED_VM_PORT:-8000} PDDBED_VM_CPUS=$${PDDBED_VM_CPUS:-2} \
-	  PDDBED_VM_MEMORY=$${PDDBED_VM_MEMORY:-3072} $(abspath $(BIN))/python -m testbed.vagrant
+	  PDDBED_VM_MEMORY=$${PDDBED_VM_MEMORY:-3072} $(foreach name,PIP_INDEX_URL PIP_EXTRA_INDEX_URL,$(if $($(name)),$(name)="$($(name))")) \
+	  $(abspath $(BIN))/python -m testbed.vagrant
 
 lint: $(VENV)/.installed  ## ruff and mypy
 	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy
