@@ -56,7 +56,7 @@ def build_app(dispatcher: Dispatcher, admission: Admission) -> FastAPI:
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> Response:
         if name != model_id:
-            raise ApiError(404, f"the model {name!r} does not exist here", param="model", code="model_not_found")
+            raise ApiError(404, f"the model {name[:200]!r} does not exist here", param="model", code="model_not_found")
         return json_response(200, {"id": model_id, "object": "model", "created": started, "owned_by": "pddbed"})
 
     @app.get("/health")
