@@ -269,11 +269,15 @@ def main() -> int:
     # imported here, so that a usage error costs nothing; before fork, so that no child pays for it again
     import workers.process  # noqa: F401
     from workers.models import ModelError, ModelSpec, load_model
+    from workers.models.load import check_device
 
     try:
         # to host memory, whatever the device: a process that has touched an accelerator cannot be forked
-        spec = replace(ModelSpec(**spec_fields), device="cpu")
-        _loaded[spec] = load_model(spec)
+        os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+        spec = ModelSpec(**spec_fields)
+        check_device(spec)
+        host = replace(spec, device="cpu")
+        _loaded[host] = load_model(host)
     except (ModelError, TypeError) as error:
         with suppress(OSError):
             control.send(json.dumps({"op": "error", "host": None, "message": str(error)}).encode())

@@ -302,11 +302,14 @@ def main() -> int:
     """Serve on loopback until Ctrl-C."""
     parser = argparse.ArgumentParser(prog="python -m workers.local", description=main.__doc__)
     parser.add_argument("--model", default="tiny", help="a built-in model, a Hugging Face directory or a .gguf file")
+    parser.add_argument("--device", default="cpu", help="cpu, or cuda for the workers that compute")
+    parser.add_argument("--dtype", default="float32", help="float32, bfloat16 or float16")
     parser.add_argument("--pipeline", default="pdd", help="pdd, cdc-pd, idc-pd, prfaas or single")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--kv-bytes", type=int, default=512 << 20, help="KV pool of each worker")
     options = parser.parse_args()
-    layout = Layout({"name": options.model}, {"pipeline": options.pipeline}, kv_bytes=options.kv_bytes)
+    model = {"name": options.model, "device": options.device, "dtype": options.dtype}
+    layout = Layout(model, {"pipeline": options.pipeline}, kv_bytes=options.kv_bytes)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="pddbed-local-") as directory:

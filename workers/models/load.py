@@ -36,9 +36,16 @@ class LoadedModel:
         """The same model on `device`, its weights moved there. Raises ModelError when this machine has none such."""
         if device == self.spec.device:
             return self
-        if device != "cpu" and not (device.split(":")[0] == "cuda" and torch.cuda.is_available()):
-            raise ModelError(f'model "{self.spec.name}": this machine has no device "{device}"; use cpu')
+        check_device(replace(self.spec, device=device))
         return replace(self, spec=replace(self.spec, device=device), model=self.model.to(device))
+
+
+def check_device(spec: ModelSpec) -> None:
+    """Raises ModelError unless this machine has the device. With PYTORCH_NVML_BASED_CUDA_CHECK=1 in the environment
+    the question leaves the process fit to be forked.
+    """
+    if spec.device != "cpu" and not (spec.device.split(":")[0] == "cuda" and torch.cuda.is_available()):
+        raise ModelError(f'model "{spec.name}": this machine has no device "{spec.device}"; use cpu')
 
 
 def load_model(spec: ModelSpec) -> LoadedModel:
