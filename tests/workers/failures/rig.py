@@ -180,6 +180,16 @@ class Rig:
             assert time.monotonic() < end, f"blocks in use after {WITHIN_S} s: {used}"
             await asyncio.sleep(0.05)
 
+    async def whole(self) -> None:
+        """Every worker is connected again."""
+        end = time.monotonic() + WITHIN_S
+        while True:
+            up = [float(line.split()[-1]) for line in await self.metrics() if line.startswith("pddbed_worker_up")]
+            if all(up) and (await self.http.get("/health")).status_code == 200:
+                return
+            assert time.monotonic() < end, f"not whole within {WITHIN_S} s"
+            await asyncio.sleep(0.05)
+
     async def settled(self) -> None:
         """Every worker is connected and whole, no request is unsettled, and no block used but by the caches."""
         end = time.monotonic() + WITHIN_S
