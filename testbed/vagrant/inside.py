@@ -49,9 +49,10 @@ def _run(cache: Path, work: Path, port: int, box_only: bool) -> int:
     session = Session(guest, port, machine.free_port(), kvm)
     session.prepare()
     sandbox.own(project, guest)
-    status = trial.run(session, times, work / "results")
-    times.print()
-    return status
+    try:
+        return trial.run(session, times, work / "results")
+    finally:
+        times.print()
 
 
 def copy_project(target: Path) -> None:
