@@ -154,8 +154,9 @@ def _receive(pipe: Pipe, total: int, bytes_per_token: int) -> None:
 def measure(model: str, transfers: int, rounds: int, total: int = TOTAL_BYTES) -> Row:
     """Send `total` bytes in so many transfers at once, over as many connections, `rounds` times."""
     bytes_per_token = BYTES_PER_TOKEN[model]
+    share = total // (bytes_per_token * BLOCK_SIZE * transfers)
+    total = share * transfers * BLOCK_SIZE * bytes_per_token  # no block is left out: all are checked in the end
     memory = Memory(total, bytes_per_token)
-    share = memory.blocks // transfers
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_receive, args=(theirs, total, bytes_per_token))
@@ -179,8 +180,7 @@ def measure(model: str, transfers: int, rounds: int, total: int = TOTAL_BYTES) -
     finally:
         ours.close()
         process.join(10)
-    size = share * transfers * BLOCK_SIZE * bytes_per_token
-    return Row(model, BLOCK_SIZE * bytes_per_token, transfers, size, tuple(seconds), size / min(seconds))
+    return Row(model, BLOCK_SIZE * bytes_per_token, transfers, total, tuple(seconds), total / min(seconds))
 
 
 async def _round(peers: Peers, memory: Memory, share: int, transfers: int) -> float:
