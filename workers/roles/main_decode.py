@@ -3,108 +3,18 @@
 import logging
 import time
 
-from workers.engine import Generated, OutOfBlocks, Sequence
-from workers.environment import WorkerEnvironment
-from workers.handover import SMALL_GAP, IdConflict, close_enough, overtakes
-from workers.models import LoadedModel
-from workers.roles.active import Active, RequestFailed, logprobs_of
-from workers.roles.decode import DecodeWorker, Decoding
-from workers.roles.handover import Following, write_tail
+from workers.engine import Generated, OutOfBlocks
+from workers.handover import SMALL_GAP, close_enough, overtakes
+from workers.roles.active import Active, logprobs_of
+from workers.roles.hearing import Hearing, MainDecoding
 from workers.wire.frames import WireError
-from workers.wire.messages import (
-    HandOver,
-    KvTail,
-    Message,
-    RequestSpec,
-    StopRelay,
-    TokenIds,
-    TokenLogprob,
-    Unheard,
-    Without,
-)
+from workers.wire.messages import HandOver, StopRelay, TokenLogprob
 
 log = logging.getLogger(__name__)
 
 
-class MainDecoding(Decoding):
-    """A request on MD; the answer so far comes from the relay, or from the gateway when the relay is lost."""
-
-    kv_event = "kv-transfer"  # across the WAN; the relay's comes over the fabric
-
-    def __init__(self, spec: RequestSpec, sequence: Sequence, worker: DecodeWorker) -> None:
-        super().__init__(spec, sequence, worker)
-        self.asked_ns: int | None = None
-        """When the relay was asked to hand over; before that, nobody needs it."""
-        self.following = Following(worker.runner, sequence)
-        self.overlapping = False
-        """Decoding while the relay does."""
-        self.behind = False
-        """The relay has made tokens that are not made here: quicker to extend them all than to decode each."""
-        self.told_to_stop = False
-        """The relay was."""
-        self.tail: int | None = 0
-        """Generated tokens whose KV came from the relay; None: it is computed here."""
-
-
-class MainDecodeWorker(DecodeWorker):
+class MainDecodeWorker(Hearing):
     """Serves the `main-decode` role. The modes of hand-over are told in workers/handover.py."""
-
-    def __init__(self, environment: WorkerEnvironment, loaded: LoadedModel) -> None:
-        super().__init__(environment, loaded)
-        self.peers.tail_receiver = self
-
-    def new_active(self, spec: RequestSpec, sequence: Sequence) -> MainDecoding:
-        return MainDecoding(spec, sequence, self)
-
-    # -- what is heard -----------------------------------------------------------------------------------------
-
-    def handle(self, peer: str, message: Message) -> None:
-        if isinstance(message, TokenIds):
-            return self.deliver_or_keep(message.request, message)
-        return super().handle(peer, message)
-
-    def deliver(self, active: MainDecoding, message: Message) -> None:
-        assert isinstance(message, TokenIds | Without)
-        following, relayed = active.following, active.following.relayed
-        try:
-            if isinstance(message, Without):
-                self._relay_lost(active, message)
-            else:
-                relayed.offer(message.position, message.ids)
-                following.relay_pace.note(time.monotonic_ns(), len(message.ids))
-                if message.stopped_ns is not None:
-                    relayed.stop(message.stopped_ns, message.finish_reason, message.tail)
-        except IdConflict as conflict:
-            active.end(RequestFailed(conflict.name, f"{self.environment.host}: {conflict}"))
-        following.note()
-        if active.overlapping:
-            self._while_overlapping(active)
-
-    def _relay_lost(self, active: MainDecoding, message: Without) -> None:
-        """Go on from what the gateway has, or this worker, whichever is more. Raises IdConflict."""
-        relayed = active.following.relayed
-        if not active.overlapping:  # else this worker's own tokens are among them
-            relayed.offer(relayed.start, message.ids)
-        if not relayed.over or message.finish_reason is None:
-            relayed.stop(time.monotonic_ns(), message.finish_reason, 0)
-        if message.finish_reason is None:
-            self._say_again(active, len(message.ids))
-
-    def take_tail(self, peer: str, tail: KvTail, kv: memoryview) -> str | None:
-        active = self.active.get(tail.request)
-        if not isinstance(active, MainDecoding) or active.tail is None or not active.arrived.done():
-            return f"request {tail.request} does not wait for KV on {self.environment.host}"
-        if peer != active.spec.relay or tail.position != active.sequence.prompt_len + active.tail:
-            return f"KV of {peer} from position {tail.position} on is not the next of request {tail.request}"
-        try:
-            write_tail(self.runner, active.sequence, tail.position, tail.tokens, kv)
-        except OutOfBlocks as error:
-            return f"{self.environment.host}: {error}"
-        active.tail += tail.tokens
-        active.following.note()
-        return None
-
-    # -- what is done ------------------------------------------------------------------------------------------
 
     async def serve(self, active: Active) -> None:
         assert isinstance(active, MainDecoding)
@@ -128,7 +38,7 @@ class MainDecodeWorker(DecodeWorker):
             await self.decode_from_first(active, "main-decode", first, finish)
             return
         if relayed.tail:
-            await self._await_tail(active, relay)
+            await self.await_tail(active, relay)
         active.tail = None
         extend_ns = time.monotonic_ns()
         recomputed = active.sequence.prompt_len + len(relayed.ids) - active.sequence.computed
@@ -154,10 +64,10 @@ class MainDecodeWorker(DecodeWorker):
         try:
             self.peers.post(relay, HandOver(request=active.spec.id, mode=self.environment.serving.handoff))
         except WireError as error:
-            await self._ask_gateway(active, relay, str(error))
+            await self.ask_gateway(active, relay, str(error))
             return
         while not relayed.ids and not relayed.over:
-            await self._hear(active, relay)
+            await self.hear(active, relay)
 
     async def _catch_up(self, active: MainDecoding, relay: str) -> None:
         """Round after round, as long as the relay goes on; in `overlap` only until the gap is small."""
@@ -167,7 +77,7 @@ class MainDecodeWorker(DecodeWorker):
             if following.waiting:
                 await following.follow()
             else:
-                await self._hear(active, relay)
+                await self.hear(active, relay)
             if not close_enough(following.rounds, following.waiting):
                 continue
             if overlap:
@@ -187,7 +97,9 @@ class MainDecodeWorker(DecodeWorker):
             if ended or not active.behind:
                 break
             token = await active.following.follow()
-            active.begin_decode("main-decode", len(relayed.ids))
+            while active.following.waiting > SMALL_GAP:  # come meanwhile
+                token = await active.following.follow()
+            active.begin_decode("main-decode", len(active.answer) - 1)
         if active.overlapping and relayed.finish_reason is not None:
             await self._complete_cache(active)
 
@@ -196,8 +108,8 @@ class MainDecodeWorker(DecodeWorker):
             active.told_to_stop = True
             self.peers.post_if_up(active.spec.relay, StopRelay(request=active.spec.id))
 
-    def _while_overlapping(self, active: MainDecoding) -> None:
-        """More was heard of the relay: the end of the answer, ids that are not made here yet, or how fast it is."""
+    def more_heard(self, active: MainDecoding) -> None:
+        """It may be the end of the answer, ids that are not made here yet, or how fast the relay is."""
         following, relayed = active.following, active.following.relayed
         if relayed.finish_reason is not None:
             if following.agrees:
@@ -242,69 +154,3 @@ class MainDecodeWorker(DecodeWorker):
             log.warning("request %s ended on the relay; its answer's KV is not kept here: %s", active.spec.id, error)
             return
         active.span("extend-for-cache", start_ns, time.monotonic_ns(), tokens=waiting)
-
-    # -- waiting -----------------------------------------------------------------------------------------------
-
-    async def _hear(self, active: MainDecoding, relay: str) -> None:
-        """Wait for more of the relay; if it cannot be heard in time, for the gateway's word. Raises RequestFailed."""
-        # an answer that is nearly over may finish on the relay first, so the relay always has something to send
-        reply_s = self.peers.known[relay].path.reply_s
-        try:
-            await active.following.news(reply_s)
-        except TimeoutError:
-            await self._ask_gateway(active, relay, f"{relay} sent no token ids within {reply_s:.1f} s")
-
-    async def _ask_gateway(self, active: MainDecoding, relay: str, reason: str) -> None:
-        self._unheard(active, reason)
-        gateway_s = self.peers.known[active.spec.gateway].path.reply_s
-        relayed = active.following.relayed
-        try:
-            while not relayed.over:
-                await active.following.news(gateway_s)
-        except TimeoutError:
-            raise RequestFailed(
-                "handover_deadline",
-                f"{self.environment.host}: no token ids from {relay}, nor within {gateway_s:.1f} s from the gateway",
-            ) from None
-
-    async def _await_tail(self, active: MainDecoding, relay: str) -> None:
-        """Wait for the KV that the relay has announced, as long as it keeps coming and the relay does not give up."""
-        following, relayed = active.following, active.following.relayed
-        start_ns, stall_s = time.monotonic_ns(), self.peers.known[relay].path.stall_s
-        try:
-            while active.tail is not None and active.tail < relayed.tail:
-                await following.news(stall_s)
-        except TimeoutError:
-            log.info("request %s: no KV of the answer came within %.1f s; computing it", active.spec.id, stall_s)
-        came = min(active.tail or 0, len(relayed.ids) - 1)
-        active.sequence.computed = active.sequence.prompt_len + came
-        active.span("kv-tail", start_ns, time.monotonic_ns(), peer=relay, tokens=came)
-
-    def _unheard(self, active: MainDecoding, reason: str) -> None:
-        relay = active.spec.relay or ""
-        self.peers.post_if_up(active.spec.gateway, Unheard(request=active.spec.id, peer=relay, reason=reason[:4000]))
-
-    def _say_again(self, active: MainDecoding, known: int) -> None:
-        """The relay was lost: what it said last may be known here and to nobody else."""
-        relayed = active.following.relayed
-        answer, finish = active.answer, active.sequence.finish_reason or relayed.finish_reason
-        if len(answer) < len(relayed.ids):  # not extended yet
-            answer, finish = relayed.ids, relayed.finish_reason
-        if len(answer) <= known:
-            return
-        if active.spec.sampling.logprobs is not None:  # of which the relay's are lost
-            active.end(RequestFailed("relay_lost", f"{active.spec.relay} was lost before all it said was heard"))
-            return
-        self.emit(active, active.sequence.prompt_len + known, answer[known:], finish, [])
-
-    def on_lost(self, peer: str, reason: str) -> None:
-        super().on_lost(peer, reason)
-        for active in self.active.values():
-            if not isinstance(active, MainDecoding) or active.spec.relay != peer or active.asked_ns is None:
-                continue
-            relayed = active.following.relayed
-            if not relayed.over:
-                self._unheard(active, f"{peer} was lost before the hand-over: {reason}")
-            elif relayed.tail:  # it will not come any more
-                relayed.tail = 0
-                active.following.note()
