@@ -52,6 +52,7 @@ class Rig:
         serving: dict[str, Any],
         hosts: Hosts = HOSTS,
         send_buffer: int | None = None,
+        patience: float = PATIENCE,
         **layout: Any,
     ) -> None:
         self._loop = asyncio.new_event_loop()
@@ -64,6 +65,7 @@ class Rig:
         self._serving = serving
         self.roles = {name: role for name, role, _ in hosts}
         self._send_buffer = send_buffer
+        self._patience = patience
         self._layout = {"hosts": hosts, **layout}
 
     def run(self, work: Coroutine[Any, Any, T], within_s: float = 2 * WITHIN_S) -> T:
@@ -73,7 +75,7 @@ class Rig:
     def __enter__(self) -> Self:
         self._faults: set[tuple[str, str]] = set()
         reroute = {way: self.run(proxy.open()) for way, proxy in self.ways.items()}
-        extra = {host: {"PDDBED_PATIENCE": str(PATIENCE)} for host in self.roles}
+        extra = {host: {"PDDBED_PATIENCE": str(self._patience)} for host in self.roles}
         serving = {"relay_threshold": 1, **self._serving}
         layout = Layout(serving=serving, reroute=reroute, extra=extra, **self._layout)
         self.cluster = LocalCluster(layout, self.directory)
