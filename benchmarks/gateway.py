@@ -32,7 +32,7 @@ import psutil
 from workers.environment import read_environment
 from workers.local import Layout, Plan
 from workers.models import LoadedModel, ModelSpec, load_model
-from workers.roles.worker import local_facts
+from workers.roles.facts import local_facts
 from workers.wire.frames import pack
 from workers.wire.messages import Message, Prefill, Report, RequestSpec, Span, Status, Tokens, encode, kind_of
 from workers.wire.peers import Peers

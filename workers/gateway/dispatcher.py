@@ -15,7 +15,7 @@ from workers.models import LoadedModel
 from workers.policy import Route
 from workers.records import RecordWriter, RequestLog
 from workers.roles.active import RequestFailed
-from workers.roles.worker import local_facts
+from workers.roles.facts import local_facts
 from workers.wire.frames import WireError
 from workers.wire.messages import (
     CacheNotice,
@@ -166,9 +166,7 @@ class Dispatcher(Recovery):
                     self._done(request, attempt, peer)
 
     def on_change(self) -> None:
-        for request in list(self.live.values()):
-            if request.stranded is not None:
-                self.recover(request)
+        self.somebody_is_back()
 
     def status_for(self, peer: str) -> None:
         return None
@@ -181,7 +179,7 @@ class Dispatcher(Recovery):
         try:
             ready = request.merge.offer(message.position, message.ids, message.finish_reason, peer, message.logprobs)
         except MergeConflict as conflict:
-            self._diverged(request, attempt, peer, RequestFailed(conflict.name, str(conflict)))
+            self.diverged(request, attempt, peer, RequestFailed(conflict.name, str(conflict)))
             return
         if not ready:
             return
@@ -192,18 +190,6 @@ class Dispatcher(Recovery):
             self.peers.post_if_up(relay, Cancel(request=attempt.spec.id, reason=f"{peer} has taken over"))
         elif attempt.overtaken_by(peer, self.environment.serving.handoff) and relay is not None:
             self.peers.post_if_up(relay, StopRelay(request=attempt.spec.id))
-
-    def _diverged(self, request: LiveRequest, attempt: Attempt, peer: str, failure: RequestFailed) -> None:
-        """A token is not the one that stands. Of two that decode side by side, the one that is behind goes.
-
-        Two machines, or two batches, may round a tie between two candidates another way; either answer is right.
-        """
-        beside = attempt.unheard or self.environment.serving.handoff == "overlap"
-        if not beside or attempt.decoders in ([], [peer]) or peer not in (attempt.spec.relay, attempt.spec.main):
-            self.fail(request, failure)
-            return
-        self.peers.post_if_up(peer, Cancel(request=attempt.spec.id, reason=str(failure)[:4000]))
-        self.lose(request, attempt, peer, failure)
 
     def _done(self, request: LiveRequest, attempt: Attempt, worker: str) -> None:
         attempt.unsettled.discard(worker)

@@ -6,11 +6,12 @@ The rules are the attempts' (`attempts.py`) and the routes' (`policy.py`); here 
 import asyncio
 import time
 
+from workers.environment import WorkerEnvironment
 from workers.gateway.attempts import ANSWERLESS, HOPELESS, Attempt, LiveRequest
 from workers.gateway.routing import Router
 from workers.policy import NoRoute, Route
 from workers.roles.active import RequestFailed
-from workers.wire.messages import RequestSpec, Unheard, Without
+from workers.wire.messages import Cancel, RequestSpec, Unheard, Without
 from workers.wire.peers import Peers
 
 REQUEST_DEADLINE_S = 900.0
@@ -20,6 +21,7 @@ MAX_ATTEMPTS = 8
 class Recovery:
     """Part of the dispatcher, which makes what it uses."""
 
+    environment: WorkerEnvironment
     peers: Peers
     router: Router
     live: dict[str, LiveRequest]
@@ -59,6 +61,18 @@ class Recovery:
         request.note_recovery("goes-on", attempt.decoders[:1])
         self.check_hope(request, attempt)
 
+    def diverged(self, request: LiveRequest, attempt: Attempt, peer: str, failure: RequestFailed) -> None:
+        """A token is not the one that stands. Of two that decode side by side, the one that is behind goes.
+
+        Two machines, or two batches, may round a tie between two candidates another way; either answer is right.
+        """
+        beside = attempt.unheard or self.environment.serving.handoff == "overlap"
+        if not beside or attempt.decoders in ([], [peer]) or peer not in (attempt.spec.relay, attempt.spec.main):
+            self.fail(request, failure)
+            return
+        self.peers.post_if_up(peer, Cancel(request=attempt.spec.id, reason=str(failure)[:4000]))
+        self.lose(request, attempt, peer, failure)
+
     def take_over(self, request: LiveRequest, attempt: Attempt, message: Unheard) -> None:
         """Main decode does not hear its relay: it gets the ids from here."""
         main, finish_reason = attempt.spec.main, request.log.finish_reason
@@ -78,6 +92,12 @@ class Recovery:
             return
         if request.stranded is None:
             self.recover(request)
+
+    def somebody_is_back(self) -> None:
+        """Connections have changed: those that wait for anybody may go on."""
+        for request in list(self.live.values()):
+            if request.stranded is not None:
+                self.recover(request)
 
     def recover(self, request: LiveRequest) -> None:
         """Replay the prompt and what was answered on workers that are there; wait a while for one, or fail."""

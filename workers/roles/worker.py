@@ -18,14 +18,13 @@ from workers.environment import WorkerEnvironment
 from workers.models import LoadedModel
 from workers.roles.active import Active, Bounded, RequestFailed, engine_sampling, logprobs_of
 from workers.roles.answers import Answers
+from workers.roles.facts import local_facts
 from workers.roles.notices import Notices
-from workers.wire.connection import Local
 from workers.wire.counters import Counters
-from workers.wire.frames import PROTOCOL_VERSION, WireError
+from workers.wire.frames import WireError
 from workers.wire.kv_receive import Receiver
 from workers.wire.messages import (
     Cancel,
-    Facts,
     Failed,
     Finish,
     Message,
@@ -38,21 +37,6 @@ from workers.wire.messages import (
 from workers.wire.peers import Peers
 
 log = logging.getLogger(__name__)
-
-
-def local_facts(environment: WorkerEnvironment, loaded: LoadedModel) -> Local:
-    """This worker as it introduces itself."""
-    facts = Facts(
-        name=environment.host,
-        role=environment.role,
-        protocol=PROTOCOL_VERSION,
-        model=loaded.config.name,
-        fingerprint=loaded.fingerprint,
-        block_size=environment.serving.block_size,
-        kv_shape=list(loaded.config.kv_shape),
-        kv_dtype=loaded.spec.dtype,
-    )
-    return Local(facts, environment.secret)
 
 
 class Worker(Answers):
