@@ -52,9 +52,9 @@ def one_round(warm: bool, rate: str, rtt: str, settle_s: float) -> dict[str, flo
     return {"first_ms": transfers[0], "second_ms": transfers[1], "up_s": up_s, "padding": padding}
 
 
-def ask(api: str, seed: int) -> dict[str, Any]:
+def ask(api: str, seed: int, tokens: int = TOKENS) -> dict[str, Any]:
     """The record of one request with a prompt of its own."""
-    prompt = [32 + (seed * 7 + 31 * index + index * index) % 95 for index in range(TOKENS)]
+    prompt = [32 + (seed * 7 + 31 * index + index * index * (1 + seed)) % 95 for index in range(tokens)]
     body = json.dumps({"model": "tiny", "prompt": prompt, "max_tokens": 4, "temperature": 0}).encode()
     request = urllib.request.Request(f"{api}/v1/completions", body, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=120) as response:
