@@ -174,11 +174,12 @@ def open_session(lab: ExperimentLab, fit: Fit) -> Iterator[HandoffSession]:
     """Start both ends, connect, open the windows."""
     shape = Shape(TOKENS, 4, fit.bytes_per_token)
     module = "experiments.handoff.endpoint"
-    receiver, sender = lab.start_program("md0", module), lab.start_program("p0", module)
-    for process in (receiver, sender):
-        process.order(shape=asdict(shape), connection_bps=None)
-    for process in (receiver, sender):
-        process.wait_for("ready")
+    ends = []
+    for host in ("md0", "p0"):
+        ends.append(lab.start_program(host, module))
+        ends[-1].order(shape=asdict(shape), connection_bps=None)
+        ends[-1].wait_for("ready")
+    receiver, sender = ends
     sender.order(op="transfers", name="warm-up", starts_ns=[0] * 12, first_blocks=[0] * 12)
     sender.wait_for("done")
     yield HandoffSession(lab, fit, sender, receiver)

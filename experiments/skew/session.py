@@ -97,11 +97,12 @@ def _record(part: Part, first_block: int, transfer: dict[str, Any]) -> dict[str,
 def open_session(lab: ExperimentLab, shape: Shape, connection_bps: int) -> Iterator[SkewSession]:
     """Start both ends, connect, open the windows."""
     module = "experiments.transport.endpoint"
-    receiver, sender = lab.start_program("md0", module), lab.start_program("p0", module)
-    for process in (receiver, sender):
-        process.order(shape=asdict(shape), connection_bps=connection_bps)
-    for process in (receiver, sender):
-        process.wait_for("ready")
+    ends = []
+    for host in ("md0", "p0"):  # one after the other: the sender's deadline to connect runs from its own start
+        ends.append(lab.start_program(host, module))
+        ends[-1].order(shape=asdict(shape), connection_bps=connection_bps)
+        ends[-1].wait_for("ready")
+    receiver, sender = ends
     session = SkewSession(lab, sender, receiver)
     session.transfers("warm-up", [0] * _WARM_UP, [0] * _WARM_UP)
     yield session

@@ -27,7 +27,7 @@ from workers.wire.messages import Facts, RequestSpec, SamplingSpec
 from workers.wire.peers import Peers
 
 NICENESS = -10  # of an endpoint that computes as well
-CONNECT_S = 120.0  # an emulated CPU takes its time
+CONNECT_S = 280.0  # an emulated CPU takes its time, the more so where others run beside it
 
 
 class Endpoint:
@@ -145,12 +145,16 @@ async def _orders() -> asyncio.StreamReader:
     return reader
 
 
-async def serve(make: Callable[[WorkerEnvironment, Shape, int | None], Endpoint] = Endpoint) -> int:
+Make = Callable[[WorkerEnvironment, Shape, int | None], Endpoint]
+
+
+async def serve(make: Make, real_time: bool) -> int:
     orders = await _orders()
     first = json.loads(await orders.readline())
     endpoint = make(read_environment(), Shape(**first["shape"]), first["connection_bps"])
     try:
         await endpoint.start()
+        _prioritise(real_time)  # not before: starting takes a CPU for long where it is emulated
         say("ready")
         while line := await orders.readline():
             await endpoint.handle(json.loads(line))
@@ -162,19 +166,20 @@ async def serve(make: Callable[[WorkerEnvironment, Shape, int | None], Endpoint]
     return 0
 
 
-def main(make: Callable[[WorkerEnvironment, Shape, int | None], Endpoint] = Endpoint, *, real_time: bool = True) -> int:
-    """The program: serve until stdin ends.
-
-    Where it is allowed, with the lowest real-time priority, below the WAN relay's: an endpoint needs little of a CPU,
-    but needs it at once, or a busy machine would be measured instead of the network. Not for one that computes.
-    """
+def _prioritise(real_time: bool) -> None:
+    """Where it is allowed, the lowest real-time priority, below the WAN relay's: an endpoint needs little of a CPU, but
+    needs it at once, or a busy machine would be measured instead of the network. Not for one that computes."""
     with suppress(OSError):
         if real_time:
             os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
         else:
             os.nice(NICENESS)
+
+
+def main(make: Make = Endpoint, *, real_time: bool = True) -> int:
+    """The program: serve until stdin ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the experiment's to handle
-    return asyncio.run(serve(make))
+    return asyncio.run(serve(make, real_time))
 
 
 if __name__ == "__main__":
