@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import ROOT
+from tests.workers.fuzz.apart import run_apart
 from tests.workers.fuzz.gateway_targets import MOST_ERROR_BYTES, SEEDS, bodies
 from tests.workers.serving import SlowWan
 from workers.models import LoadedModel
@@ -211,12 +212,14 @@ def test_no_bytes_on_its_socket_break_the_gateway(served: Served, data: bytes) -
 
 
 MEASURED = """
-    import resource, sys, time
+    import sys, time
     from workers.gateway.errors import ApiError
     from workers.gateway.parsing import parse_body
     from workers.gateway.requests import ChatRequest, CompletionRequest
     body = eval(sys.argv[2])
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    def peak_kb():
+        return int(open("/proc/self/status").read().partition("VmHWM:")[2].split()[0])
+    before = peak_kb()
     start = time.process_time()
     try:
         request = parse_body({"chat": ChatRequest, "completion": CompletionRequest}[sys.argv[1]], body)
@@ -224,7 +227,7 @@ MEASURED = """
         print("taken")
     except ApiError as error:
         print("refused", len(str(error)))
-    print(time.process_time() - start, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+    print(time.process_time() - start, (peak_kb() - before) / 1024)
 """
 COSTLY = {
     "prompts-of-nothing": ("completion", "b'{\"prompt\":[' + b'[],' * 1_000_000 + b'[]]}'"),
@@ -258,9 +261,7 @@ def test_megabytes_made_to_be_costly_are_refused_at_bounded_cost(kind: str, body
 @pytest.mark.skipif(importlib.util.find_spec("atheris") is None, reason="atheris has no wheel for this machine")
 def test_a_coverage_guided_run_finds_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.workers.fuzz.guided_gateway", "-runs=20000", "-max_total_time=4"]
-    run = subprocess.run(
-        command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120
-    )
+    run = run_apart(command, tmp_path, {"PYTHONPATH": str(ROOT)}, 120)
     found = [path.read_bytes()[:300] for path in tmp_path.iterdir()]
     assert run.returncode == 0, f"{found}\n{run.stderr[-3000:]}"
     assert "Done " in run.stderr

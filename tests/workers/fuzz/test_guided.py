@@ -1,13 +1,13 @@
 """The coverage-guided fuzzers in short: seconds here, for as long as one likes by hand (guided.py says how)."""
 
 import importlib.util
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT
+from tests.workers.fuzz.apart import run_apart
 
 RUNS = 600
 
@@ -16,9 +16,7 @@ RUNS = 600
 @pytest.mark.parametrize("target", ["dissect", "messages", "transfers", "tails", "control", "handshake_script"])
 def test_no_crash_no_hang_no_growth(target: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.workers.fuzz.guided", target, f"-runs={RUNS}", "-max_total_time=2"]
-    run = subprocess.run(
-        command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120
-    )
+    run = run_apart(command, tmp_path, {"PYTHONPATH": str(ROOT)}, 120)
     found = [path.read_bytes()[:300] for path in tmp_path.iterdir()]
     assert run.returncode == 0, f"{found}\n{run.stderr[-3000:]}"
     assert "Done " in run.stderr
