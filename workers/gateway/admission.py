@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 RECENT = 32  # ends of requests from which their pace is taken
 RETRY_AFTER_S = (1, 60)
+WAIT_S = 600.0  # for one's turn; clients have given up by then
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,12 @@ class Draining(Overloaded):
     name = "draining"
 
 
+class WaitedTooLong(Overloaded):
+    """A place among those that wait, and no turn within WAIT_S."""
+
+    name = "queue_deadline"
+
+
 class Ticket:
     """One request's place: waiting, then running, then given back. `release` whatever happened; it is idempotent."""
 
@@ -55,8 +62,15 @@ class Ticket:
         """Called when the gateway will wait no longer for this running request."""
 
     async def admitted(self) -> None:
-        """Wait for one's turn. Raises Draining when it will not come."""
-        await self._turn.wait()
+        """Wait for one's turn. Raises Draining when it will not come, WaitedTooLong after WAIT_S."""
+        if not self._turn.is_set():
+            try:
+                async with asyncio.timeout(WAIT_S):
+                    await self._turn.wait()
+            except TimeoutError:
+                raise WaitedTooLong(
+                    f"no other request ended within {WAIT_S:.0f} s to make room for this one", RETRY_AFTER_S[1]
+                ) from None
         if self._abandoned:
             raise Draining(_STOPPED, RETRY_AFTER_S[0])
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
-from workers.gateway.admission import Draining, Ticket
+from workers.gateway.admission import Draining, Overloaded, Ticket
 from workers.gateway.answers import Piece
 from workers.gateway.dispatcher import Dispatcher, LiveRequest
 from workers.gateway.errors import from_failure, refused
@@ -67,7 +67,7 @@ class Choice:
         try:
             try:
                 await self._ticket.admitted()
-            except Draining as error:
+            except Overloaded as error:
                 raise refused(error) from None
             live = self._submit(dispatcher, prefix)
             stopped = RequestFailed(Draining.name, "the gateway is shutting down and could not wait for the answer")

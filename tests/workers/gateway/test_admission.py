@@ -154,6 +154,22 @@ def test_a_client_that_leaves_while_it_waits_gives_its_place_to_the_next(tiny: L
     run(test())
 
 
+def test_waiting_for_ones_turn_has_a_deadline_too(
+    tiny: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.gateway.admission.WAIT_S", 0.2)
+
+    async def test() -> None:
+        async with SlowWan(tiny, tmp_path, None, serving={"max_running": 1}) as lab:
+            async with streaming(lab):
+                response = await lab.http.post("/v1/completions", json={"prompt": "x", "max_tokens": 1})
+                assert (response.status_code, response.json()["error"]["code"]) == (429, "queue_deadline")
+                assert response.headers["retry-after"]
+                assert lab.cluster.gateway.admission.waiting == 0
+
+    run(test())
+
+
 def test_a_gateway_that_ends_finishes_its_streams_and_refuses_new_requests(tiny: LoadedModel, tmp_path: Path) -> None:
     async def test() -> None:
         async with SlowWan(tiny, tmp_path, None, serving={"drain": 60 * 10**9}) as lab:
