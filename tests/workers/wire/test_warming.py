@@ -10,6 +10,9 @@ from hypothesis import strategies as st
 from tests.workers.serving import eventually, run
 from tests.workers.wire.pair import End, Memory, QuickPath, Wan, outgoing
 from workers.wire.deadlines import Path
+from workers.wire.dissect import Dissector, request_of
+from workers.wire.frames import Kind, pack
+from workers.wire.messages import KvAbort, Padding, encode
 from workers.wire.warming import MOST_BYTES, warm_up_for
 
 MBIT = 10**6
@@ -90,6 +93,16 @@ def test_a_transfer_does_not_wait_for_padding() -> None:
             assert (await wan.md0.sinks["r"].result)[0] == "complete"
 
     run(test())
+
+
+def test_a_capture_tells_padding_from_kv() -> None:
+    frames = pack(Kind.PADDING, encode(Padding()), 5000) + bytes(5000)
+    frames += pack(Kind.CONTROL, encode(KvAbort(transfer="r.1", reason="x")))
+    dissector = Dissector(at_start=True)
+    pieces = [piece for data in (frames[:300], frames[300:]) for piece in dissector.feed(1, data)]
+    assert [(piece.traffic, piece.body_bytes) for piece in pieces] == [("padding", 5000), ("control", 0)]
+    assert sum(piece.size for piece in pieces) == len(frames)
+    assert request_of(pieces[0].message) is None
 
 
 def test_cold_is_what_was_asked_for() -> None:
