@@ -51,9 +51,10 @@ class RunProgress:
             self._line(f"{text} ...")
 
     def begin(self, part: Part) -> None:
+        if self._part is None:
+            self._began = time.monotonic()  # what came before says nothing of the parts' pace
         self._part = part
         self.step(part.name)
-        self._began_part = time.monotonic()
 
     def advance(self, share: float) -> None:
         """The current part is so far, from 0 to 1."""
