@@ -11,6 +11,7 @@ import numpy as np
 
 from workers.models.config import ModelConfig
 from workers.models.rope import interleave
+from workers.models.weights import check_memory
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ class Names:
     kv_a: str = ""
     kv_a_norm: str = ""
     kv_b: str = ""
+    # of a mixture of experts
+    router: str = ""
 
 
 Read = Callable[[str], np.ndarray]
@@ -50,6 +53,7 @@ def assemble(config: ModelConfig, names: Names, read: Read, paired: bool) -> dic
     `paired` says that the rotated rows of q and k already are in our pair layout.
     """
 
+    check_memory(config)
     weights = {"norm": read(f"{names.norm}.weight")}
     if config.tied:
         weights["head"] = fuse(read(f"{names.embed}.weight"))
@@ -63,9 +67,35 @@ def assemble(config: ModelConfig, names: Names, read: Read, paired: bool) -> dic
         weights |= {ours + name: array for name, array in attention(config, names, theirs, read, paired).items()}
         weights[ours + "out"] = fuse(read(f"{theirs}{names.out}.weight"))
         weights[ours + "ffn_norm"] = read(f"{theirs}{names.ffn_norm}.weight")
-        gate, up = read(f"{theirs}{names.gate}.weight"), read(f"{theirs}{names.up}.weight")
-        weights[ours + "gate_up"] = fuse(gate, up)
-        weights[ours + "down"] = fuse(read(f"{theirs}{names.down}.weight"))
+        if config.mixed(index):
+            weights |= {ours + name: array for name, array in _experts(config, names, theirs, read).items()}
+        else:
+            weights |= {ours + name: array for name, array in _ffn(names, theirs, "", read).items()}
+    return weights
+
+
+def _ffn(names: Names, theirs: str, part: str, read: Read) -> dict[str, np.ndarray]:
+    """A SwiGLU feed-forward: the layer's own, or that of a `part` of its mixture."""
+
+    def name(of: str) -> str:
+        place, _, last = of.rpartition(".")
+        return f"{theirs}{place}.{part}{last}.weight" if place else f"{theirs}{last}.weight"
+
+    gate_up = fuse(read(name(names.gate)), read(name(names.up)))
+    return {"gate_up": gate_up, "down": fuse(read(name(names.down)))}
+
+
+def _experts(config: ModelConfig, names: Names, theirs: str, read: Read) -> dict[str, np.ndarray]:
+    experts = config.experts
+    assert experts is not None
+    each = [_ffn(names, theirs, f"experts.{number}.", read) for number in range(experts.count)]
+    weights = _ffn(names, theirs, "shared_experts.", read) | {
+        "router": fuse(read(f"{theirs}{names.router}.weight")),
+        "experts_gate_up": np.stack([one["gate_up"] for one in each]),
+        "experts_down": np.stack([one["down"] for one in each]),
+    }
+    if experts.biased:
+        weights["router_bias"] = read(f"{theirs}{names.router}.e_score_correction_bias")
     return weights
 
 

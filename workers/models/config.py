@@ -47,6 +47,27 @@ class Latent:
 
 
 @dataclass(frozen=True)
+class Experts:
+    """A mixture of experts in the layers from `first_layer` on: `active` of `count` experts, `intermediate` wide each.
+
+    `shared` is the width of what every token goes through beside them. `sigmoid`: V3's scores, else softmax; with
+    `groups` the experts are taken out of the best `groups_kept` only. Shares are `normalised` or not, then scaled.
+    """
+
+    count: int
+    active: int
+    intermediate: int
+    shared: int
+    first_layer: int = 0
+    sigmoid: bool = False
+    biased: bool = False
+    groups: int = 1
+    groups_kept: int = 1
+    normalised: bool = False
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """Hyper-parameters of a decoder: the Llama family (Llama, SmolLM2, Mistral, Qwen2, Qwen3) or, with a `latent`,
     DeepSeek's.
@@ -74,6 +95,7 @@ class ModelConfig:
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
     latent: Latent | None = None
+    experts: Experts | None = None
     rope_magnitude: float = 1.0
     attention_scale: float | None = None
     """What query-key products are multiplied with; None: `head_dim`, as each head sees it, to the power of -1/2."""
@@ -84,6 +106,10 @@ class ModelConfig:
         `[layers, kv_rank + rope_dim]`, latent before rotated key.
         """
         return (self.layers, self.head_dim) if self.latent else (self.layers, 2, self.kv_heads, self.head_dim)
+
+    def mixed(self, layer: int) -> bool:
+        """Whether a layer has experts."""
+        return self.experts is not None and layer >= self.experts.first_layer
 
     @property
     def rope_dim(self) -> int:

@@ -13,13 +13,16 @@ from torch import Tensor, nn
 
 from workers.models.attention import Attention, GroupedHeads, project
 from workers.models.config import ModelConfig
+from workers.models.experts import RoutedExperts
 from workers.models.latent import LatentHeads
 from workers.models.rope import rope_table
 from workers.models.weights import Weights, to_parameter
 
 
 class Layer(nn.Module):
-    """Attention and SwiGLU feed-forward, each behind an RMSNorm, added to the residual stream in place."""
+    """Attention and SwiGLU feed-forward, perhaps with experts, each behind an RMSNorm, added to the residual stream in
+    place.
+    """
 
     def __init__(self, config: ModelConfig, index: int, weights: Weights, dtype: str) -> None:
         super().__init__()
@@ -30,13 +33,17 @@ class Layer(nn.Module):
 
         self.attn_norm, self.ffn_norm = take("attn_norm"), take("ffn_norm")
         self.gate_up, self.down = take("gate_up"), take("down")
+        self.experts = RoutedExperts(config, index, weights, dtype) if config.mixed(index) else None
         self.heads = (LatentHeads if config.latent else GroupedHeads)(config, index, weights, dtype)
 
     def forward(self, residual: Tensor, phases: Tensor, attention: Attention) -> None:
         shape, eps = (self.config.hidden,), self.config.rms_eps
         residual += self.heads(F.rms_norm(residual, shape, self.attn_norm, eps), phases, attention)
-        gate, up = project(F.rms_norm(residual, shape, self.ffn_norm, eps), self.gate_up).chunk(2, dim=-1)
+        normed = F.rms_norm(residual, shape, self.ffn_norm, eps)
+        gate, up = project(normed, self.gate_up).chunk(2, dim=-1)
         residual += project(F.silu(gate).mul_(up), self.down)
+        if self.experts is not None:
+            residual += self.experts(normed)
 
 
 class Decoder(nn.Module):

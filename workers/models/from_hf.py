@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer as RawTokenizer
 
 from workers.models.assemble import Names, assemble
-from workers.models.config import Latent, ModelConfig, ModelError
+from workers.models.config import Experts, Latent, ModelConfig, ModelError
 from workers.models.rope import llama3_factors, yarn_factors
 from workers.models.text import TextTokenizer
 
@@ -46,6 +46,7 @@ _NAMES = Names(
     kv_a="self_attn.kv_a_proj_with_mqa",
     kv_a_norm="self_attn.kv_a_layernorm",
     kv_b="self_attn.kv_b_proj",
+    router="mlp.gate",
 )
 
 
@@ -74,7 +75,8 @@ def hf_config(directory: Path) -> ModelConfig:
         raise ModelError(f"{directory}: quantised weights are not supported; take the model in bfloat16 or float32")
     try:
         heads = given["num_attention_heads"]
-        latent = _latent(directory, given) if kind.startswith("deepseek") else None
+        deepseek = kind.startswith("deepseek")
+        latent = _latent(given) if deepseek else None
         head_dim = given.get("head_dim") or given["hidden_size"] // heads
         rope = _rope(directory, given, latent.rope_dim if latent else head_dim)
         window = given.get("sliding_window") if kind == "mistral" else None
@@ -98,6 +100,7 @@ def hf_config(directory: Path) -> ModelConfig:
             bos_id=given.get("bos_token_id"),
             eos_ids=_eos_ids(directory, given),
             latent=latent,
+            experts=_experts(directory, given) if deepseek else None,
             rope_magnitude=rope.magnitude,
             attention_scale=latent.query_dim**-0.5 * rope.sharpness if latent else None,
         )
@@ -157,14 +160,38 @@ def _to_float32(tensor: torch.Tensor) -> np.ndarray:
     return tensor.numpy().astype(np.float32, copy=False)
 
 
-def _latent(directory: Path, given: Mapping[str, Any]) -> Latent:
-    """DeepSeek's attention sizes; refuses mixtures of experts."""
-    dense = given.get("first_k_dense_replace", 0)
-    if given.get("n_routed_experts") and dense < given["num_hidden_layers"]:
-        raise ModelError(
-            f"{directory}: a mixture of experts (layers from {dense} on) is not supported, only DeepSeek models whose "
-            "layers are all dense; take another model"
-        )
+def _experts(directory: Path, given: Mapping[str, Any]) -> Experts | None:
+    """DeepSeek's mixture of experts; refuses what its two known kinds do not have."""
+    third = given["model_type"] == "deepseek_v3"
+    first, count = given.get("first_k_dense_replace", 0), given.get("n_routed_experts")
+    if not count or first >= given["num_hidden_layers"]:
+        return None
+    method = "noaux_tc" if third else given.get("topk_method", "greedy")
+    for key, value, known in (
+        ("topk_method", given.get("topk_method", method), (method,) if third else ("greedy", "group_limited_greedy")),
+        ("moe_layer_freq", given.get("moe_layer_freq", 1), (1,)),
+        ("norm_topk_prob", given.get("norm_topk_prob", third), (True, False) if third else (False,)),
+    ):
+        if value not in known:
+            raise ModelError(f"{directory}: {key} = {value} is not supported, only {known[0]}; take another model")
+    grouped = third or method == "group_limited_greedy"
+    return Experts(
+        count=count,
+        active=given["num_experts_per_tok"],
+        intermediate=given["moe_intermediate_size"],
+        shared=given["moe_intermediate_size"] * given["n_shared_experts"],
+        first_layer=first,
+        sigmoid=third,
+        biased=third,
+        groups=given["n_group"] if grouped else 1,
+        groups_kept=given["topk_group"] if grouped else 1,
+        normalised=given.get("norm_topk_prob", third),
+        scale=given.get("routed_scaling_factor", 1.0),
+    )
+
+
+def _latent(given: Mapping[str, Any]) -> Latent:
+    """DeepSeek's attention sizes."""
     return Latent(
         kv_rank=given["kv_lora_rank"],
         rope_dim=given["qk_rope_head_dim"],

@@ -7,15 +7,20 @@ the memory.
 Names: `head`, `norm`, `embed` (absent when tied to the head) and per layer `layers.N.` + `attn_norm`,
 `ffn_norm`, `gate_up`, `down`, `out` and those of its attention: `qkv`, `qkv_bias`, `q_norm`, `k_norm`, or for
 latent attention `first` (side by side: queries or their latent, the KV latent, the shared key), `kv_norm`,
-`k_up`, `v_up`, `q_norm`, `q_up`. Matrices are `[inputs, outputs]`, the other way round than in checkpoints:
-a single token then reads them at twice the speed (22 against 12 GB/s, MKL). Only `embed` keeps a row a
-token. Rotated outputs are in the pair layout of `rope.py`.
+`k_up`, `v_up`, `q_norm`, `q_up`. In layers with experts `gate_up` and `down` are the shared ones', beside
+`router`, `router_bias`, `experts_gate_up` and `experts_down`.
+
+Matrices are `[inputs, outputs]`, the other way round than in checkpoints: a single token then reads them at
+twice the speed (22 against 12 GB/s, MKL). Only `embed` keeps a row a token. Rotated outputs are in the pair
+layout of `rope.py`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -31,22 +36,38 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Every weight the model needs, with its shape."""
-    shapes: dict[str, tuple[int, ...]] = {
-        "norm": (config.hidden,),
-        "head": (config.hidden, config.vocab),
-    }
-    if not config.tied:
-        shapes["embed"] = (config.vocab, config.hidden)
+    shapes = _outer_shapes(config)
     for index in range(config.layers):
-        layer = {
-            "attn_norm": (config.hidden,),
-            **(_latent_shapes(config, config.latent) if config.latent else _grouped_shapes(config)),
-            "ffn_norm": (config.hidden,),
-            "gate_up": (config.hidden, 2 * config.intermediate),
-            "down": (config.intermediate, config.hidden),
-        }
-        shapes |= {f"layers.{index}.{name}": shape for name, shape in layer.items()}
+        shapes |= {f"layers.{index}.{name}": shape for name, shape in _layer_shapes(config, index).items()}
     return shapes
+
+
+def _outer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {"norm": (config.hidden,), "head": (config.hidden, config.vocab)}
+    return shapes if config.tied else shapes | {"embed": (config.vocab, config.hidden)}
+
+
+def _layer_shapes(config: ModelConfig, index: int) -> dict[str, tuple[int, ...]]:
+    return {
+        "attn_norm": (config.hidden,),
+        **(_latent_shapes(config, config.latent) if config.latent else _grouped_shapes(config)),
+        "ffn_norm": (config.hidden,),
+        **_ffn_shapes(config, index),
+    }
+
+
+def _ffn_shapes(config: ModelConfig, index: int) -> dict[str, tuple[int, ...]]:
+    experts, hidden = config.experts, config.hidden
+    if experts is None or not config.mixed(index):
+        return {"gate_up": (hidden, 2 * config.intermediate), "down": (config.intermediate, hidden)}
+    shapes: dict[str, tuple[int, ...]] = {
+        "gate_up": (hidden, 2 * experts.shared),
+        "down": (experts.shared, hidden),
+        "router": (hidden, experts.count),
+        "experts_gate_up": (experts.count, hidden, 2 * experts.intermediate),
+        "experts_down": (experts.count, experts.intermediate, hidden),
+    }
+    return shapes | ({"router_bias": (experts.count,)} if experts.biased else {})
 
 
 def _grouped_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -84,6 +105,29 @@ def check_shapes(config: ModelConfig, weights: Weights) -> None:
                 f'model "{config.name}": weight {name} should have shape {shape}, found {found or "none"}; '
                 "the checkpoint is incomplete or of another architecture, fetch it again"
             )
+
+
+def check_memory(config: ModelConfig) -> None:
+    """Raises ModelError when the weights, as float32, exceed what the machine has free: before any is read."""
+
+    def size(shapes: Mapping[str, tuple[int, ...]]) -> int:
+        return 4 * sum(map(math.prod, shapes.values()))
+
+    # layer by layer would take for ever where a damaged file names a billion of them
+    plain = min(config.layers, config.experts.first_layer if config.experts else config.layers)
+    needed = size(_outer_shapes(config)) + plain * size(_layer_shapes(config, 0))
+    needed += (config.layers - plain) * size(_layer_shapes(config, plain))
+    free = _available_bytes()
+    if needed > free:
+        raise ModelError(
+            f'model "{config.name}": its weights take {needed / 1e9:.1f} GB as float32, this machine has '
+            f"{free / 1e9:.1f} GB of memory free; take a smaller model"
+        )
+
+
+def _available_bytes() -> int:
+    lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    return int(lines["MemAvailable"].split()[0]) * 1024
 
 
 def fingerprint(config: ModelConfig, weights: Weights, dtype: str) -> str:

@@ -68,6 +68,17 @@ LATENT = {
     "v_head_dim": 20,
     "first_k_dense_replace": 3,  # all layers
 }
+EXPERTS = {
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 12,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.7,
+    "norm_topk_prob": False,
+}
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}
 
 FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
@@ -88,6 +99,14 @@ FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
     "deepseek v3": (DeepseekV3Config, DeepseekV3ForCausalLM, LATENT),
     "deepseek v3, yarn": (DeepseekV3Config, DeepseekV3ForCausalLM, LATENT | {"rope_parameters": DEEPSEEK_YARN}),
     "deepseek v3, halves": (DeepseekV3Config, DeepseekV3ForCausalLM, LATENT | {"rope_interleave": False}),
+    "deepseek v2, experts": (DeepseekV2Config, DeepseekV2ForCausalLM, LATENT | EXPERTS),
+    "deepseek v2, experts in groups": (
+        DeepseekV2Config,
+        DeepseekV2ForCausalLM,
+        LATENT | EXPERTS | {"topk_method": "group_limited_greedy"},
+    ),
+    "deepseek v3, experts": (DeepseekV3Config, DeepseekV3ForCausalLM, LATENT | EXPERTS | {"norm_topk_prob": True}),
+    "deepseek v3, experts, raw shares": (DeepseekV3Config, DeepseekV3ForCausalLM, LATENT | EXPERTS),
     "deepseek v3, halves, plain queries": (
         DeepseekV3Config,
         DeepseekV3ForCausalLM,
@@ -106,6 +125,9 @@ def random_model(family: str) -> PreTrainedModel:
         for name, parameter in oracle.named_parameters():  # norms and biases start as ones and zeros
             if name.endswith(("norm.weight", "bias")):
                 parameter.add_(torch.randn_like(parameter) * 0.3)
+        for name, buffer in oracle.named_buffers():  # the bias of a router's choice is none of the parameters
+            if name.endswith("e_score_correction_bias"):
+                buffer.add_(torch.randn_like(buffer) * 0.3)
     return oracle
 
 
@@ -246,14 +268,25 @@ def test_a_configuration_we_cannot_compute_is_refused(change: dict[str, Any], me
         load_model(ModelSpec(str(tmp_path)))
 
 
-def test_a_mixture_of_experts_is_refused(tmp_path: Path) -> None:
-    save(DeepseekV3ForCausalLM(DeepseekV3Config(**SHAPE | LATENT | {"n_routed_experts": 8})), tmp_path)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"topk_method": "magic"}, "topk_method = magic"), ({"moe_layer_freq": 2}, "moe_layer_freq = 2")],
+)
+def test_a_mixture_of_experts_of_another_kind_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    save(random_model("deepseek v3, experts"), tmp_path)
     path = tmp_path / "config.json"
-    config = json.loads(path.read_text())
-    path.write_text(json.dumps(config | {"first_k_dense_replace": 1}))
-    with pytest.raises(ModelError, match=r"mixture of experts .layers from 1 on. is not supported") as error:
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ModelError, match=message) as error:
         load_model(ModelSpec(str(tmp_path)))
     assert "\n" not in str(error.value)
+
+
+def test_a_model_larger_than_the_memory_is_refused_before_its_weights_are_read(tmp_path: Path) -> None:
+    save(random_model("deepseek v3, experts"), tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"moe_intermediate_size": 10**9}))
+    with pytest.raises(ModelError, match=r"its weights take 21\d{3}\.\d GB as float32, this machine has .* free"):
+        load_model(ModelSpec(str(tmp_path)))
 
 
 def cut(path: Path) -> None:
