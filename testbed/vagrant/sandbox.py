@@ -21,7 +21,6 @@ from testbed.netns import call
 from testbed.vagrant.user import NAME, Guest, choose
 
 PR_SET_PDEATHSIG = 1
-NICENESS = -10
 PLACE = Path("/mnt")  # socket paths below it must stay under 108 bytes, wherever the cache is
 
 
@@ -117,15 +116,15 @@ def furnish(work: Path, boxes: Path | None) -> Guest:
     return guest
 
 
-def hurry(name: str) -> None:
+def hurry(name: str, niceness: int) -> None:
     """Let the sandbox's processes of this name go before others: to an emulated guest, every moment that it waits for a
     CPU is one in which packets are late. Where autogroups are on, only the group's nice value counts.
     """
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if (process / "comm").read_text().strip() == name:
-                os.setpriority(os.PRIO_PROCESS, int(process.name), NICENESS)
-                (process / "autogroup").write_text(str(NICENESS))
+                os.setpriority(os.PRIO_PROCESS, int(process.name), niceness)
+                (process / "autogroup").write_text(str(niceness))
 
 
 def own(directory: Path, guest: Guest) -> None:
