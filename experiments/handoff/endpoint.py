@@ -107,7 +107,7 @@ class HandoffEndpoint(Endpoint):
     async def _recompute(self, index: int, message: TokenIds, received_ns: int) -> None:
         start_ns = time.monotonic_ns()
         await self._extend(message.request, message.ids)
-        computed_ns = time.monotonic_ns()
+        computed_ns = end_ns = time.monotonic_ns()
         if self._pace is not None:
             end_ns = start_ns + round(self._pace.draw_ms(index) * 1e6)
             while (left_ns := end_ns - time.monotonic_ns()) > 0:
@@ -119,6 +119,7 @@ class HandoffEndpoint(Endpoint):
             received_ns=received_ns,
             start_ns=start_ns,
             computed_ns=computed_ns,
+            late_ns=done_ns - end_ns if self._pace is not None else 0,
             done_ns=done_ns,
         )
 

@@ -22,6 +22,8 @@ from testbed.interpreter import environment, program
 _LEAD_NS = 1_500_000_000  # the congestion has begun by then
 _IDS_BEHIND_NS = 30_000_000  # ids are sent so long after a KV transfer has begun: its bytes are ahead of them
 _MARGIN_S = 20
+LATE_STEP_MS = 3.0  # a percent of a step; a sleep's own lateness is below
+MOST_LATE_STEPS, MOST_LATENESS = 0.01, 0.005
 
 
 class HandoffSession:
@@ -52,6 +54,7 @@ class HandoffSession:
         reasons = list(check.problems)
         if check.difference > TOLERANCE:
             reasons.append(f"capture and counters differ by {check.difference:.1%}")
+        reasons += _late(records)
         copies = {key: self.copies[key] for key in ("median_ms", "max_ms")}
         return PartResult(records, {**check.facts(), "host_copies": copies}, reasons)
 
@@ -131,6 +134,18 @@ class HandoffSession:
             raise ExperimentError(f"the congestion does not play: {done.stderr.strip()}")
 
 
+def _late(records: list[dict[str, Any]]) -> Iterator[str]:
+    """Whether this machine was too slow for the profile it is paced to (DESIGN 8)."""
+    steps = [record for record in records if "pdd_late_ms" in record]
+    late = sum(record["pdd_late_ms"] > LATE_STEP_MS for record in steps)
+    if late > MOST_LATE_STEPS * len(steps):
+        yield f"{late} of {len(steps)} paced steps were late"
+    total_ms = sum(record["pdd_extend_ms"] for record in steps)
+    lateness_ms = sum(record["pdd_late_ms"] for record in steps)
+    if lateness_ms > MOST_LATENESS * total_ms:
+        yield f"paced steps were late by {lateness_ms / total_ms:.1%} of their time (limit {MOST_LATENESS:.1%})"
+
+
 def _kv_record(part: Part, transfer: dict[str, Any], ids_ms: float) -> dict[str, Any]:
     start_ns = transfer["asked_ns"] + transfer["queue_ns"]
     spans = [{"name": "kv-stream", "start_ns": start_ns, "end_ns": transfer["received_ns"]}]
@@ -164,6 +179,7 @@ def _recompute_record(part: Part, index: int, sent_ns: int, done: dict[str, Any]
         "pdd_token_ids_ms": (done["received_ns"] - sent_ns) / 1e6,
         "pdd_extend_ms": (done["done_ns"] - done["start_ns"]) / 1e6,
         "pdd_computed_ms": (done["computed_ns"] - done["start_ns"]) / 1e6,
+        "pdd_late_ms": done["late_ns"] / 1e6,
         "pdd_handoff_ms": (done["done_ns"] - sent_ns) / 1e6,
         "pdd_spans": spans,
     }
