@@ -1,5 +1,6 @@
 """`pddbed experiment list|run|fit`: the published figures, reproduced."""
 
+import signal
 import sys
 import time
 from pathlib import Path
@@ -61,6 +62,7 @@ def run(name: str, quick: bool, seeds: int | None, out: Path | None, wan_driver:
 
     out = out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     options = Options(quick, seeds or (1 if quick else 3))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # keep what is done, and say how to go on
     try:
         evaluation = run_experiment(find(name), options, out, wan_driver, quiet=as_json)
     except ExperimentError as error:
