@@ -43,8 +43,8 @@ class Path:
 
     @property
     def connect_s(self) -> float:
-        """TCP handshake and ours: two round trips, plus one retransmitted SYN (Linux: after 1 s, then 2 s)."""
-        return 5.0 * self.patience + 4 * self.rtt_s + self.queue_s
+        """TCP handshake and ours: two round trips, plus a SYN retransmitted twice (Linux: after 1 s, then 2 s)."""
+        return 3.0 + 2.0 * self.patience + 4 * self.rtt_s + self.queue_s
 
     @property
     def stall_s(self) -> float:

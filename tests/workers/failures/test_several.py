@@ -24,7 +24,7 @@ TOKENS = 120
 
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    with Rig(tmp_path_factory.mktemp("six"), {"handoff": "one-shot"}, HOSTS) as running:
+    with Rig(tmp_path_factory.mktemp("six"), {"handoff": "one-shot"}, HOSTS, patience=0.5) as running:
         yield running
         running.check_books()
 

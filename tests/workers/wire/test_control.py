@@ -89,6 +89,7 @@ def test_deadlines_grow_as_a_link_is_slow_and_shrink_with_patience() -> None:
     assert slow.stall_s - Path(rtt_ns=40_000_000).stall_s == pytest.approx(2 * 64 * 1500 * 8 / 1e6)
     quick = Path(rtt_ns=40_000_000, patience=0.1)
     assert quick.stall_s == pytest.approx(1.5 + 8 * 0.04), "patience is for the peer's CPU, not for the link"
+    assert quick.connect_s == pytest.approx(3.2 + 4 * 0.04), "a lost SYN is sent again after 1 s, and 2 s later"
     assert quick.ping_every_s == 0.1
     assert quick.retry_s(20) == 0.2
 
