@@ -15,9 +15,10 @@ SHORT = replace(
     rate="50mbit",
     outage="1s",
     prompts=(1, 60),
-    answers=(150, 500),
-    at_once=6,
-    requests=12,
+    answers=(100, 250),
+    relay_cpu="10%",
+    at_once=5,
+    requests=10,
 )
 
 
