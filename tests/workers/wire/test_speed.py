@@ -1,5 +1,6 @@
-"""KV over loopback, checksums on, next to a plain socket on the same machine: the short form of benchmarks/transport.py,
-which measures it in bytes per second.
+"""KV over loopback, checksums on, next to a plain socket on the same machine.
+
+The short form of benchmarks/transport.py, which measures it in bytes per second.
 """
 
 import pytest
