@@ -48,6 +48,8 @@ class HandoffEndpoint(Endpoint):
         self._runner: EngineRunner | None = None
         self._pace: Pace | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._one = asyncio.Lock()
+        self.local_name = environment.host
 
     async def handle(self, order: dict[str, Any]) -> None:
         if order["op"] == "prepare":
@@ -102,9 +104,18 @@ class HandoffEndpoint(Endpoint):
                 return
             task = asyncio.create_task(self._recompute(int(index), message, received_ns))
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(self._over)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            say("failed", error=f"recomputing on {self.local_name} failed: {task.exception()}")
 
     async def _recompute(self, index: int, message: TokenIds, received_ns: int) -> None:
+        async with self._one:  # on a machine too slow for the spacing the next one waits, and is not slowed down
+            await self._recompute_alone(index, message, received_ns)
+
+    async def _recompute_alone(self, index: int, message: TokenIds, received_ns: int) -> None:
         start_ns = time.monotonic_ns()
         await self._extend(message.request, message.ids)
         computed_ns = end_ns = time.monotonic_ns()

@@ -60,10 +60,11 @@ def test_the_real_excerpt_is_like_its_trace() -> None:
 
 @pytest.mark.root
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_short_run_counts_a_tenth_of_the_bytes(tmp_path: Path) -> None:
     out = tmp_path / "run"
     command = [sys.executable, "-m", "testbed", "experiment", "run", "delta", "--quick", "--out", str(out), "--json"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=560)
     assert done.returncode in (0, 1), done.stderr
     summary = json.loads(done.stdout)
     figures = {figure["key"]: figure for figure in summary["figures"]}
@@ -75,4 +76,5 @@ def test_a_short_run_counts_a_tenth_of_the_bytes(tmp_path: Path) -> None:
     for line in (out / "requests.jsonl").read_text().splitlines():
         record = json.loads(line)
         assert record["success"]
-        assert record["pdd_md_hit"] == 0 or record["row"] == "delta"
+        # a block is one token of 95: prompts that share nothing may begin alike by chance
+        assert record["pdd_md_hit"] < 0.02 or record["row"] == "delta"

@@ -20,7 +20,7 @@ from testbed.topology import load_plan
 from tests.conftest import ROOT
 
 FULL, QUICK = Options(seeds=3), Options(quick=True, seeds=1)
-PATIENCE_S = 280
+PATIENCE_S = 400
 
 
 def test_the_fit_hits_the_published_figures_by_arithmetic() -> None:
@@ -83,7 +83,7 @@ def _interrupt_after_one_part(out: Path) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     child.send_signal(signal.SIGINT)
-    _, said = child.communicate(timeout=60)
+    _, said = child.communicate(timeout=120)
     assert child.returncode == 130
     assert not [record.name for record in live_records() if record.name == f"skew-{child.pid}"]
     assert f"go on with: pddbed experiment run skew --quick --out {out}" in said
@@ -91,6 +91,7 @@ def _interrupt_after_one_part(out: Path) -> None:
 
 @pytest.mark.root
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_short_run_that_was_interrupted_goes_on_and_has_the_published_medians(tmp_path: Path) -> None:
     out = tmp_path / "run"
     _interrupt_after_one_part(out)
