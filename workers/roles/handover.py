@@ -11,7 +11,7 @@ from workers.wire.kv_tail import token_views
 
 
 class Following:
-    """Behind the ids that were followed the sequence holds what was sampled after them: the relay's next token, if
+    """Behind the ids that were followed the sequence holds what was sampled after them: the relay's next tokens, if
     the relay is still decoding, or else the first of this worker's own.
     """
 
@@ -20,8 +20,8 @@ class Following:
         self.rounds: list[int] = []
         """Ids in each round so far."""
         self.relay_pace, self.own_pace = Pace(), Pace()
-        self.next: Generated | None = None
-        """The token after those followed."""
+        self.ahead: list[Generated] = []
+        """Tokens sampled behind those followed."""
         self._runner = runner
         self._sequence = sequence
         self._followed = 0
@@ -48,25 +48,36 @@ class Following:
         async with asyncio.timeout(within_s):
             await self._news.wait()
 
-    async def follow(self) -> Generated:
-        """Compute the KV of all ids that have come, in one extend; returns the token after them.
+    async def follow(self) -> list[Generated]:
+        """Compute the KV of all ids that have come, in one extend; returns the tokens sampled behind them, one or more.
 
         Tokens that were sampled here stand as long as the ids agree with them. Raises what the runner raises.
         """
         sequence, ids = self._sequence, self.relayed.ids[self._followed :]
+        if not ids:
+            return self.ahead
         at = sequence.prompt_len + self._followed
         own = sequence.tokens[at:]
         agreed = next((i for i, (ours, theirs) in enumerate(zip(own, ids, strict=False)) if ours != theirs), len(own))
+        self._followed += len(ids)
+        self.rounds.append(len(ids))
+        if agreed > len(ids):  # sampled beyond them already
+            self.ahead = self.ahead[len(ids) :]
+            return self.ahead
         if agreed < min(len(own), len(ids)):
             sequence.forget(at + agreed)
         rest = ids[agreed:]
-        if ids:
-            self._followed += len(ids)
-            self.rounds.append(len(ids))
-            more = self._runner.extend(sequence, rest) if rest else self._runner.prefill(sequence)
-            self.next = await more
-        assert self.next is not None, "there is nothing to follow"
-        return self.next
+        self.ahead = [await (self._runner.extend(sequence, rest) if rest else self._runner.prefill(sequence))]
+        return self.ahead
+
+    @property
+    def may_guess(self) -> bool:
+        """There is a last token to go on from, and it does not end the answer."""
+        return bool(self.ahead) and self._sequence.finish_reason is None and self._sequence.pending == 1
+
+    async def guess(self) -> None:
+        """Sample one token more, which the relay is making as well: nothing is left to compute when it stops there."""
+        self.ahead.append(await self._runner.prefill(self._sequence))
 
 
 def write_tail(runner: EngineRunner, sequence: Sequence, position: int, tokens: int, kv: memoryview) -> None:

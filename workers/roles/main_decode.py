@@ -41,8 +41,8 @@ class MainDecodeWorker(Hearing):
             await self.await_tail(active, relay)
         active.tail = None
         extend_ns = time.monotonic_ns()
-        recomputed = active.sequence.prompt_len + len(relayed.ids) - active.sequence.computed
-        token = await following.follow()
+        recomputed = max(0, active.sequence.prompt_len + len(relayed.ids) - active.sequence.computed)
+        tokens = await following.follow()
         if relayed.finish_reason is not None or active.finished:  # in `overlap`, where it had not stopped
             await self._complete_cache(active)
             return
@@ -53,7 +53,7 @@ class MainDecodeWorker(Hearing):
         active.span("extend", extend_ns, done_ns, tokens=recomputed)
         self.report(active)
         active.begin_decode("main-decode", inherited)
-        await self._go_on(active, token)
+        await self._go_on(active, tokens)
 
     async def _ask(self, active: MainDecoding, relay: str) -> None:
         """Ask the relay to hand over; return when it, or the gateway in its place, has said something."""
@@ -70,12 +70,17 @@ class MainDecodeWorker(Hearing):
             await self.hear(active, relay)
 
     async def _catch_up(self, active: MainDecoding, relay: str) -> None:
-        """Round after round, as long as the relay goes on; in `overlap` only until the gap is small."""
+        """Round after round, as long as the relay goes on; in `overlap` only until the gap is small.
+
+        Once the relay is being told to stop, this worker does not wait for its ids but guesses them.
+        """
         following, relayed = active.following, active.following.relayed
         overlap = self.environment.serving.handoff == "overlap"
         while not relayed.over:
             if following.waiting:
                 await following.follow()
+            elif active.told_to_stop and following.may_guess:
+                await following.guess()
             else:
                 await self.hear(active, relay)
             if not close_enough(following.rounds, following.waiting):
@@ -84,22 +89,23 @@ class MainDecodeWorker(Hearing):
                 return
             self._stop_relay(active)
 
-    async def _go_on(self, active: MainDecoding, token: Generated) -> None:
+    async def _go_on(self, active: MainDecoding, tokens: list[Generated]) -> None:
         """Emit what follows the relay's ids, and decode to the end; while both decode, skip what the relay has made."""
         relayed, sequence = active.following.relayed, active.sequence
         active.overlapping = not relayed.over
         while True:
             active.behind = False
-            self.emit(active, token.position, [token.token_id], token.finish_reason, logprobs_of(active, token))
-            if token.finish_reason is None:
+            for token in tokens:
+                self.emit(active, token.position, [token.token_id], token.finish_reason, logprobs_of(active, token))
+            if tokens[-1].finish_reason is None:
                 await self.decode(active)
             ended = sequence.finish_reason is not None or relayed.finish_reason is not None or active.finished
             if ended or not active.behind:
                 break
-            token = await active.following.follow()
+            tokens = await active.following.follow()
             while active.following.waiting > SMALL_GAP:  # come meanwhile
-                token = await active.following.follow()
-            active.begin_decode("main-decode", len(active.answer) - 1)
+                tokens = await active.following.follow()
+            active.begin_decode("main-decode", len(active.answer) - len(tokens))
         if active.overlapping and relayed.finish_reason is not None:
             await self._complete_cache(active)
 

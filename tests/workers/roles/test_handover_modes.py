@@ -230,7 +230,7 @@ def test_catch_up_computes_round_after_round_while_the_relay_goes_on(tiny: Loade
             assert_same_kv(relayed[0][1], recomputed[0][1], len(PROMPT))
             record = await record_of(lab)
         assert (record["pdd_handoff_mode"], record["pdd_handoff_rounds"]) == ("catch-up", 3)
-        assert record["pdd_handoff_recomputed"] == 1, "in the pause"
+        assert record["pdd_handoff_recomputed"] <= 1, "in the pause"
         assert record["pdd_handoff_kv_bytes"] == 0
         assert record["pdd_rld_hold_ms"] > record["pdd_handoff_pause_ms"] > 0
 
@@ -249,7 +249,7 @@ def test_following_replaces_what_it_had_sampled_by_what_the_relay_says(tiny: Loa
         sequence = following._sequence
         for start, end in ((0, 2), (2, 3), (3, 7)):
             following.relayed.offer(len(PROMPT) + start, told[start:end])
-            token = await following.follow()
+            (token,) = await following.follow()
             assert token.position == len(PROMPT) + end
             assert sequence.tokens == [*PROMPT, *told[:end], token.token_id]
         fresh = runner.new_sequence("b", [*PROMPT, *told], len(PROMPT), Sampling(max_tokens=50))
@@ -258,6 +258,39 @@ def test_following_replaces_what_it_had_sampled_by_what_the_relay_says(tiny: Loa
         assert (ours - theirs).abs().max() <= 1e-5 * theirs.abs().max()
         await runner.close()
         pool.check_integrity(holders=[])
+
+    run(test())
+
+
+def test_main_decode_guesses_what_the_relay_is_about_to_say(tiny: LoadedModel) -> None:
+    """Ids that agree with the guesses cost no step; one that does not, costs the guesses behind it."""
+
+    async def test() -> None:
+        pool = BlockPool(tiny.config, 40, 16)
+        runner = EngineRunner(tiny, pool)
+        runner.start()
+        expected = generate(tiny, PROMPT, Sampling(max_tokens=12, ignore_eos=True))
+        following = Following(runner, runner.new_sequence("a", PROMPT, len(PROMPT), Sampling(max_tokens=12)))
+        following.relayed.offer(len(PROMPT), expected[:3])
+        await following.follow()
+        for _ in range(4):
+            assert following.may_guess
+            await following.guess()
+        assert [token.token_id for token in following.ahead] == expected[3:8]
+        following.relayed.offer(len(PROMPT), expected[:6])
+        computed = following._sequence.computed
+        assert [token.token_id for token in await following.follow()] == expected[6:8]
+        assert following._sequence.computed == computed, "nothing was computed"
+        other = [*expected[:6], expected[6] ^ 1]
+        following.relayed.offer(len(PROMPT), other)
+        (token,) = await following.follow()
+        assert (token.position, following._sequence.tokens) == (len(PROMPT) + 7, [*PROMPT, *other, token.token_id])
+        fresh = runner.new_sequence("b", [*PROMPT, *other], len(PROMPT), Sampling(max_tokens=12))
+        assert (await runner.prefill(fresh)).token_id == token.token_id
+        while following.may_guess:
+            await following.guess()
+        assert not following.may_guess, "the answer is as long as it may be"
+        await runner.close()
 
     run(test())
 
@@ -405,7 +438,7 @@ def test_overlap_a_relay_that_rounds_another_way_behind_main_decode_is_not_heard
                 relay.allow(20)
                 await until(lambda: bool(lab.rld0.active) and len(only(lab.rld0).answer) == 21, "the relay decodes")
                 lab.wan.resume()
-                main.allow(21)
+                main.allow(20)
                 await until(lambda: bool(lab.md0.active) and len(only(lab.md0).answer) == 41, "main decode is ahead")
                 changed = differs_at(lab.rld0, len(PROMPT) + 25)
                 relay.allow(10)
