@@ -74,7 +74,7 @@ class Modes(Experiment):
         return _open(lab)
 
     def evaluate(self, parameters: Mapping[str, Any], results: Results) -> Evaluation:
-        figures = [figure for load in LOADS for figure in _compared(results, load)]
+        figures = [figure for load in LOADS for figure in _compared(results, load, judged=not parameters["quick"])]
         worst = max((result.facts["bytes_difference"] for _, result in results.values()), default=0.0)
         text = "capture against the workers' byte counts, largest difference"
         figures.append(Figure("bytes_difference", text, "share", (worst,), "check", 0.0, 0.0, TOLERANCE))
@@ -140,19 +140,21 @@ def _means(results: Results, mode: str, load: int, key: str) -> tuple[float, ...
     return tuple(fmean(values) for values in found if values)
 
 
-def _compared(results: Results, load: int) -> list[Figure]:
+def _compared(results: Results, load: int, judged: bool) -> list[Figure]:
+    """Auto is judged by what a client waits for in all; not in a short run, which tells more of the machine."""
     figures = []
-    for key, words, judged in FIGURES:
+    for key, words, decides in FIGURES:
         by_mode = {mode: _means(results, mode, load, key) for mode in MODES}
         figures += [
             Figure(f"{key}_{mode}_load{load}", f"{words}, {load} at once: {mode}, mean", "ms", values, "predicted")
             for mode, values in by_mode.items()
         ]
-        if judged and all(by_mode.values()):
+        if decides and all(by_mode.values()):
             better = [min(pair) for pair in zip(by_mode["catch-up"], by_mode["one-shot"], strict=False)]
             ratio = tuple(auto / best for auto, best in zip(by_mode["auto"], better, strict=False))
             text = f"{words}, {load} at once: auto over the better of the two"
-            figures.append(Figure(f"auto_load{load}", text, "x", ratio, "predicted", None, 0.0, TOLERATED))
+            low, high = (0.0, TOLERATED) if judged else (None, None)
+            figures.append(Figure(f"auto_load{load}", text, "x", ratio, "predicted", None, low, high))
     return figures
 
 
