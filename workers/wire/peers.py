@@ -246,5 +246,8 @@ class Peers:
                 del self._links[peer.name]
                 self._errors[peer.name] = reason
                 log.warning("lost %s: %s", peer.name, reason)
-                self._handler.on_lost(peer.name, reason)
-                self._handler.on_change()
+                try:
+                    self._handler.on_lost(peer.name, reason)
+                    self._handler.on_change()
+                except Exception:  # a bug in a handler costs this link, not every later one to the peer
+                    log.exception("the loss of %s was not dealt with", peer.name)

@@ -58,6 +58,24 @@ def test_round_trips_are_measured() -> None:
     run(test())
 
 
+def test_a_bug_in_what_follows_a_loss_does_not_keep_the_peer_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        rld0, md0 = End("rld0", "relay-decode"), End("md0", "main-decode")
+
+        def broken(peer: str, reason: str) -> None:
+            raise KeyError(peer)
+
+        monkeypatch.setattr(rld0, "on_lost", broken)
+        async with md0.connect(rld0), rld0.connect(md0):
+            await rld0.peers.wait_connected(["md0"], 3)
+            old = rld0.peers.link("md0")
+            assert old is not None
+            old.close("cut by the test")
+            await eventually(lambda: rld0.peers.link("md0") not in (None, old), 3, "dialled again")
+
+    run(test())
+
+
 def test_a_peer_that_comes_back_replaces_its_old_connection() -> None:
     async def test() -> None:
         first, md0 = End("rld0", "relay-decode"), End("md0", "main-decode")
