@@ -16,8 +16,9 @@ ROOT = Path(__file__).parent.parent
 SHARED = ROOT.parent / "shared"  # data beside the checkout; tests that need it say so when it is absent
 
 
-# A shell's background jobs ignore SIGINT, and so would every command that a test starts and interrupts.
+# A shell's background jobs ignore SIGINT, those of nohup SIGHUP, and so would every command that a test starts and ends.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

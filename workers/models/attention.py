@@ -17,7 +17,8 @@ from workers.models.rope import rotate
 from workers.models.weights import Weights, to_parameter
 
 # A large weight and 2 to 64 tokens: oneDNN takes 0.5 to 0.8 of MKL's time. It compiles a kernel for each new
-# number of tokens, 0.6 ms each, which small weights would not earn back.
+# number of tokens, 0.6 ms each, which small weights would not earn back. For one token MKL takes 0.75 of its time, and
+# is not used: a token that is decoded must round as it does when it is extended, or its KV may differ by 1e-5.
 _ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 _ONEDNN_FROM = 1 << 18
 
@@ -35,7 +36,7 @@ class Attention(Protocol):
 
 def project(inputs: Tensor, weight: Tensor) -> Tensor:
     """`inputs [tokens, in] @ weight [in, out]`, by whichever library is faster for the shape."""
-    if not _ONEDNN or len(inputs) == 1 or weight.numel() < _ONEDNN_FROM or not weight.is_cpu:
+    if not _ONEDNN or weight.numel() < _ONEDNN_FROM or not weight.is_cpu:
         return torch.mm(inputs, weight)
     return torch.ops.mkldnn._linear_pointwise(inputs, weight.t(), None, "none", [], "")
 

@@ -7,6 +7,7 @@ for a while, prefill is told where to go on, and the next transfer of the same r
 
 import asyncio
 import contextlib
+import logging
 from typing import Any
 
 from workers.cache import MissingBlocks
@@ -21,6 +22,8 @@ from workers.wire.kv_encoding import Fp8
 from workers.wire.kv_receive import RefuseTransfer
 from workers.wire.messages import KvBegin, KvWanted, Message, RequestSpec, TokenLogprob, Without
 from workers.wire.stream import Target
+
+log = logging.getLogger(__name__)
 
 BROKEN = ("connection_lost", "deadline_exceeded")  # a transfer's ends that another one can mend
 
@@ -192,8 +195,10 @@ class DecodeWorker(Worker):
     def deliver_or_keep(self, request: str, message: Message) -> None:
         """Deliver now, or when the request begins; drop it when the request is over."""
         active = self.active.get(request)
-        if active is not None:
+        if isinstance(active, Decoding):
             self.deliver(active, message)
+        elif active is not None:
+            log.warning("%s about request %s, which is served here alone, is ignored", type(message).__name__, request)
         elif request not in self.ended:
             self._early[request] = [*self._early.get(request, []), message]
 

@@ -147,6 +147,32 @@ def test_nothing_breaks_and_nothing_is_kept(
     assert not errors, [(record.getMessage(), record.exc_info) for record in errors]
 
 
+@pytest.mark.parametrize("host", ["rld0", "md0"])
+def test_what_is_said_of_a_hand_over_does_not_touch_a_request_that_is_served_alone(
+    tiny: LoadedModel, tmp_path: Path, host: str
+) -> None:
+    async def test() -> None:
+        plan = Plan(Layout(kv_bytes=4 << 20), tmp_path, ("127.0.0.1", 0))
+        worker: Any = make(read_environment(plan.environment(host)), tiny)
+        worker.runner.start()
+        worker.on_message("gw0", Prefill(spec=spec(host, "r1", True, 20, 10)))
+        for message in (
+            HandOver(request="r1", mode="catch-up"),
+            TokenIds(request="r1", position=0, ids=[1]),
+            StopRelay(request="r1"),
+            Without(request="r1", lost=PEERS[host], ids=[]),
+        ):
+            worker.on_message(PEERS[host], message)
+        (active,) = worker.active.values()
+        assert active.failure is None
+        assert not worker.pool.free_count == worker.pool.num_blocks, "it is still at work"
+        await worker.close()
+        for sock in plan.sockets.values():
+            sock.close()
+
+    run(test())
+
+
 @pytest.mark.parametrize("token", [258, 2**32 - 1])
 def test_a_first_token_that_no_model_has_ends_its_request_and_no_other(
     tiny: LoadedModel, tmp_path: Path, token: int
