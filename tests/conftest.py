@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 SHARED = ROOT.parent / "shared"  # data beside the checkout; tests that need it say so when it is absent
 
 
-# A shell's background jobs ignore SIGINT, those of nohup SIGHUP, and so would every command that a test starts and ends.
+# A shell's background jobs ignore SIGINT, those of nohup SIGHUP, and so would every command that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
