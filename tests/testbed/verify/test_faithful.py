@@ -31,8 +31,14 @@ def relay_of(lab: Lab) -> int:
 
 def test_a_relay_that_is_starved_of_cpu_makes_the_run_unfaithful(raise_lab: Callable[..., Lab]) -> None:
     lab = raise_lab(TINY, "starved", "--no-workers")
-    honest = json.loads(run_pddbed("verify", "-l", "starved", "--quick", "--json").stdout)
-    assert honest["faithful"], honest["reasons"]
+    told = []
+    for _ in range(3):  # a machine that stands still for a moment starves a relay as well, and is told rightly
+        honest = json.loads(run_pddbed("verify", "-l", "starved", "--quick", "--json").stdout)
+        if honest["faithful"]:
+            break
+        told.append(honest["reasons"])
+    else:
+        pytest.fail(f"an honest run was marked three times: {told}")
     pid = relay_of(lab)
     stop = threading.Event()
 
