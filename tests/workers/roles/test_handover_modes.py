@@ -298,6 +298,7 @@ def test_main_decode_guesses_what_the_relay_is_about_to_say(tiny: LoadedModel) -
 # -- overlap -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.quiet
 def test_overlap_both_decode_until_the_gateway_stops_the_relay(tiny: LoadedModel, tmp_path: Path) -> None:
     expected = generate(tiny, PROMPT, Sampling(max_tokens=150, ignore_eos=True))
 
@@ -316,19 +317,20 @@ def test_overlap_both_decode_until_the_gateway_stops_the_relay(tiny: LoadedModel
     run(test())
 
 
+@pytest.mark.quiet
 def test_overlap_with_a_slower_main_decode_stops_the_relay_all_the_same(tiny: LoadedModel, tmp_path: Path) -> None:
-    expected = generate(tiny, PROMPT, Sampling(max_tokens=160, ignore_eos=True))
+    expected = generate(tiny, PROMPT, Sampling(max_tokens=240, ignore_eos=True))
 
     async def test() -> None:
         async with lab_of(tiny, tmp_path, "overlap") as lab:
             slow(lab.rld0, 0.004)
             slow(lab.md0, 0.016)
-            asking = asyncio.create_task(lab.complete_after_relay(PROMPT, 160, relayed=10, ignore_eos=True))
+            asking = asyncio.create_task(lab.complete_after_relay(PROMPT, 240, relayed=10, ignore_eos=True))
             await until(lambda: bool(lab.md0.active) and only(lab.md0).overlapping, "both decode")
             await until(lambda: not lab.rld0.active, "the relay has been stopped")
             answer = await asking
             assert answer["pdd"]["token_ids"] == expected
-            assert answer["pdd"]["instances"].count("rld0") < 150
+            assert answer["pdd"]["instances"].count("rld0") < 230
             assert answer["pdd"]["instances"][-1] == "md0"
             await lab.check_released()
 
