@@ -31,6 +31,8 @@ from testbed.netns import netlink_in
 from testbed.topology.plan import LabPlan
 
 WORKER_PATIENCE_S = 300.0  # importing torch alone takes 20 s on an emulated CPU
+SPARE_FILES = 32  # beside the two of each host
+TOO_FEW_FILES = "the lab cannot be built: this process may not open as many files as it takes; raise it with ulimit -n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +61,10 @@ class Supervisor:
     def run(self) -> int:
         """Build, report, serve until told to stop. The result is the process's exit status."""
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a host takes two descriptors, and more while built
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         try:
+            if most != resource.RLIM_INFINITY and most < 2 * len(self._plan.hosts) + SPARE_FILES:
+                raise StartError(TOO_FEW_FILES)  # told here: a pty that cannot be opened does not say why
             lab = self._build()
             lab.state = self._state(lab)
             self._record.write_state(lab.state)
@@ -189,7 +193,7 @@ def _sentence(error: Exception) -> str:
     if isinstance(error, LinkError | StartError | PlayError | reachability.Unreachable):
         return str(error)
     if isinstance(error, OSError) and error.errno == errno.EMFILE:
-        return "the lab cannot be built: this process may not open as many files as it takes; raise it with ulimit -n"
+        return TOO_FEW_FILES
     frames = traceback.extract_tb(error.__traceback__)
     where = [frame for frame in frames if "testbed" in frame.filename][-1]  # not within some library
     place = f"{Path(where.filename).name}, line {where.lineno}"
