@@ -11,11 +11,9 @@ say() { echo "box: $*"; }
 
 key=$(find / -xdev -path '*/vagrant-2*/keys/vagrant.pub' -print -quit 2>/dev/null)
 [ -n "$key" ] || { echo "vagrant's public key (keys/vagrant.pub) is not where vagrant is installed" >&2; exit 1; }
-# This machine's own Debian 12 sources; another distribution's or release's machine takes Debian's public ones.
+# This machine's own Debian 12 sources; without any, mmdebstrap takes Debian's public ones.
 mapfile -t sources < <(apt-get indextargets --format 'deb $(REPO_URI) $(RELEASE) $(COMPONENT)' \
   'Created-By: Packages' 'Origin: Debian' | grep -E ' bookworm(-updates|-security)? ' | sort -u)
-[ ${#sources[@]} -gt 0 ] || sources=('deb http://deb.debian.org/debian bookworm main' \
-  'deb http://deb.debian.org/debian-security bookworm-security main')
 
 boot=systemd-sysv,udev,dbus,kmod,openssh-server,sudo,linux-image-amd64,initramfs-tools,busybox,zstd,e2fsprogs,qemu-guest-agent
 project_needs=$(. "$project/testbed/vagrant/guest-packages.sh"; IFS=,; echo "${guest_packages[*]}")
