@@ -20,19 +20,10 @@ from typing import Any
 import torch
 
 from tests.workers.failures.rig import Answer, Rig
-from tests.workers.serving import prompt_of
+from tests.workers.serving import TWO_OF_EACH, prompt_of
 from workers.engine import Sampling, generate
 from workers.models import LoadedModel, ModelSpec, load_model
 
-HOSTS = (
-    ("gw0", "gateway", "main"),
-    ("p0", "prefill", "main"),
-    ("p1", "prefill", "main"),
-    ("rld0", "relay-decode", "main"),
-    ("rld1", "relay-decode", "main"),
-    ("md0", "main-decode", "remote"),
-    ("md1", "main-decode", "remote"),
-)
 MODES = ("one-shot", "catch-up", "overlap", "kv")
 PATIENCE = 0.3  # deadlines of 15 s become 4.5 s: more than a busy machine keeps a worker waiting
 FAULTS = ("kill", "stop", "cut", "half-open")
@@ -67,7 +58,10 @@ async def trouble(rig: Rig, chance: random.Random, faults: Counter[str]) -> None
     """Fault after fault, each healed before the next."""
     while True:
         await asyncio.sleep(chance.uniform(0.1, 0.6))
-        kind, victim = chance.choice(FAULTS), chance.choice([name for name, role, _ in HOSTS if role != "gateway"])
+        kind, victim = (
+            chance.choice(FAULTS),
+            chance.choice([name for name, role, _ in TWO_OF_EACH if role != "gateway"]),
+        )
         await rig.fault(kind, victim)
         faults[f"{kind} {victim[:-1]}"] += 1
         # sometimes long enough to be noticed, sometimes not
@@ -97,7 +91,7 @@ def run(requests: int, clients: int, seed: int, mode: str, directory: Path) -> d
             await rig.heal()
             await rig.settled()
 
-    with Rig(directory, {"handoff": mode}, HOSTS, patience=PATIENCE) as rig:
+    with Rig(directory, {"handoff": mode}, TWO_OF_EACH, patience=PATIENCE) as rig:
         rig.run(everything(rig), within_s=3600)
         rig.check_books()
         records = [rig.record(one["id"]) for one in seen if one["id"]]

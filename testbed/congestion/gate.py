@@ -58,7 +58,6 @@ class Gate:
 
     def __init__(self, pid: int, ifname: str) -> None:
         """`pid` is any process in the border router's network namespace. Raises GateError."""
-        self._pid = pid
         self._ifname = ifname
         self._cuts = 0
         self._passed = Statistics(0, 0, 0)  # counted by the kernel and yet let through, at cuts that are over
@@ -90,8 +89,8 @@ class Gate:
                 + _attribute(_TCA_BPF_OPS, _RETURN_SHOT)
                 + _attribute(_TCA_BPF_FLAGS, struct.pack("=I", _ACT_DIRECT))
             )
-            self._passed += self._passed_at_cut(self._statistics())
             before = self._statistics()
+            self._passed += let_through(*self._cutting, before)
             self._request(_RTM_NEWTFILTER, _REQUEST | _ACK | _CREATE | _EXCL, _attribute(_TCA_OPTIONS, options))
             self._cutting = (before, self._statistics())
         self._cuts += 1
@@ -105,14 +104,11 @@ class Gate:
     def count(self) -> tuple[int, int]:
         """(packets, bytes) dropped since the interface was made; bytes count what it would have sent."""
         seen = self._statistics()
-        dropped = seen - self._passed - self._passed_at_cut(seen)
+        dropped = seen - self._passed - let_through(*self._cutting, seen)
         self.counted = (dropped.packets, dropped.bytes)
         return self.counted
 
-    def _passed_at_cut(self, seen: "Statistics") -> "Statistics":
-        return let_through(*self._cutting, seen)
-
-    def _statistics(self) -> "Statistics":
+    def _statistics(self) -> Statistics:
         """What the kernel counts at the gate, by the shortest way: packets go on while it is asked."""
         from pyroute2.netlink.rtnl.marshal import MarshalRtnl
 

@@ -17,6 +17,16 @@ T = TypeVar("T")
 
 DEADLINE_S = 60.0
 
+TWO_OF_EACH = (
+    ("gw0", "gateway", "main"),
+    ("p0", "prefill", "main"),
+    ("p1", "prefill", "main"),
+    ("rld0", "relay-decode", "main"),
+    ("rld1", "relay-decode", "main"),
+    ("md0", "main-decode", "remote"),
+    ("md1", "main-decode", "remote"),
+)
+
 
 def run(work: Coroutine[Any, Any, T]) -> T:
     """Run one test's coroutine; a hang is an error of its own."""

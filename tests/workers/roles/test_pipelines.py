@@ -7,20 +7,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.workers.serving import SlowWan, eventually, prompt_of, run
+from tests.workers.serving import TWO_OF_EACH, SlowWan, eventually, prompt_of, run
 from workers.engine import Sampling, generate
 from workers.local import InProcessCluster, Layout
 from workers.models import LoadedModel
-
-TWO_OF_EACH = (
-    ("gw0", "gateway", "main"),
-    ("p0", "prefill", "main"),
-    ("p1", "prefill", "main"),
-    ("rld0", "relay-decode", "main"),
-    ("rld1", "relay-decode", "main"),
-    ("md0", "main-decode", "remote"),
-    ("md1", "main-decode", "remote"),
-)
 
 
 def test_prfaas_sends_long_uncached_prompts_to_prefill_and_keeps_the_others(tiny: LoadedModel, tmp_path: Path) -> None:
