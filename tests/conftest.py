@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).parent.parent
 SHARED = ROOT.parent / "shared"  # data beside the checkout; tests that need it say so when it is absent
@@ -19,6 +20,13 @@ SHARED = ROOT.parent / "shared"  # data beside the checkout; tests that need it 
 # A shell's background jobs ignore SIGINT, those of nohup SIGHUP, and so would every command that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# Hypothesis's deadline and "too slow" measure the load of this machine, not the code. In CI the examples are the same
+# in every run of the same code; elsewhere they are new ones each time, and what they find becomes an @example.
+settings.register_profile(
+    "patient", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize="CI" in os.environ
+)
+settings.load_profile("patient")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any
 
+from workers.engine.pacing import Profile
 from workers.handover import MODES
 from workers.models.config import ModelSpec
 from workers.policy import OFFLOAD_THRESHOLD
@@ -70,6 +71,8 @@ class WorkerEnvironment:
     peers: tuple[Peer, ...] = ()
     serving: Serving = field(default_factory=Serving)
     kv_bytes: int = DEFAULT_KV_BYTES
+    profile: Profile | None = None
+    """None: as fast as this machine."""
     listen_fd: int | None = None
     api_fd: int | None = None
     ready_fd: int | None = None
@@ -107,6 +110,7 @@ class _Reader:
             peers=self._peers(host, datacenter, wan),
             serving=self._serving(),
             kv_bytes=self._integer("PDDBED_KV_BYTES", DEFAULT_KV_BYTES, minimum=1),
+            profile=self._profile(),
             listen_fd=self._descriptor("PDDBED_LISTEN_FD"),
             api_fd=self._descriptor("PDDBED_API_FD"),
             ready_fd=self._descriptor("PDDBED_READY_FD"),
@@ -184,6 +188,18 @@ class _Reader:
         except TypeError as error:
             self._problems.append(f"PDDBED_MODEL does not describe a model: {error}")
             return ModelSpec("tiny")
+
+    def _profile(self) -> Profile | None:
+        fields = self._json("PDDBED_PROFILE", dict, None)
+        if fields is None:
+            return None
+        try:
+            return Profile(**fields)
+        except TypeError as error:
+            self._problems.append(f"PDDBED_PROFILE does not describe a profile: {error}")
+        except ValueError as error:
+            self._problems.append(f"PDDBED_PROFILE: {error}")
+        return None
 
     def _wan(self) -> dict[str, Path]:
         paths = {}

@@ -73,19 +73,23 @@ def _explain(detail: ErrorDetails, document: Document) -> Problem:
 
 
 def _path(detail: ErrorDetails, data: Any) -> tuple[Path, bool]:
-    """Where in the file: pydantic's location without the names of union members; and whether the key is meant."""
+    """Where in the file: pydantic's location without the names of union members; and whether the key is meant.
+
+    A location ends with "[key]" where a mapping's key is wrong, and where somebody's key is "[key]".
+    """
     path: list[str | int] = []
-    location = detail["loc"]
-    for step in location:
-        if step == "[key]" and step is location[-1]:
-            return tuple(path), True
+    unknown = detail["type"] == "extra_forbidden"
+    for number, step in enumerate(detail["loc"], 1):
+        last = number == len(detail["loc"])
         inside = _descend(data, step)
         if inside:
             data = inside[0]
             path.append(step)
-        elif detail["type"] == "missing" and step is location[-1]:
+        elif last and step == "[key]" and not unknown:
+            return tuple(path), True
+        elif last and detail["type"] == "missing":
             path.append(step)
-    return tuple(path), detail["type"] == "extra_forbidden"
+    return tuple(path), unknown
 
 
 def _descend(data: Any, step: str | int) -> list[Any]:

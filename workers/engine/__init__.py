@@ -3,6 +3,7 @@
 from workers.engine.blocks import BlockPool, OutOfBlocks
 from workers.engine.engine import Chunk, ContextTooLong, Engine
 from workers.engine.generate import generate
+from workers.engine.pacing import PaceCounts, Profile
 from workers.engine.runner import EngineRunner, Stopped
 from workers.engine.sampling import Sampling
 from workers.engine.sequence import Generated, Sequence
@@ -17,6 +18,8 @@ __all__ = [
     "EngineRunner",
     "Generated",
     "OutOfBlocks",
+    "PaceCounts",
+    "Profile",
     "Sampling",
     "Sequence",
     "Speculation",

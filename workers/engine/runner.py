@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from collections.abc import Sequence as List
 from concurrent.futures import ThreadPoolExecutor
@@ -19,10 +21,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from workers.engine.blocks import BlockPool, OutOfBlocks
-from workers.engine.engine import Chunk, Engine
+from workers.engine.engine import Batch, Chunk, Engine
 from workers.engine.memory import SequenceMemory
-from workers.engine.sampling import Sampling
-from workers.engine.schedule import schedule
+from workers.engine.pacing import PaceCounts, Pacer, Profile, work_of
+from workers.engine.sampling import Choice, Sampling
+from workers.engine.schedule import schedule, schedule_paced
 from workers.engine.sequence import Generated, Sequence
 from workers.engine.speculation import Drafter, Speculation
 from workers.models import LoadedModel
@@ -48,6 +51,7 @@ class _Job:
     once: bool
     on_step: Callable[[], None] | None = None
     drafter: Drafter | None = None
+    since_ns: int = field(default_factory=time.monotonic_ns)
     queue: asyncio.Queue[Generated | Exception | None] = field(default_factory=asyncio.Queue)
 
     def note_draft(self, drafted: int, accepted: int) -> None:
@@ -62,7 +66,8 @@ class EngineRunner:
     """Runs sequences side by side. `threads`: CPU threads a step uses, default $PDDBED_THREADS or 1.
 
     With a `cache` new sequences begin with what it has, and whatever was computed stays in it. With `speculation`
-    decoding guesses ahead (see `speculation.py`), in what a step has left of `max_batch_tokens`.
+    decoding guesses ahead (see `speculation.py`), in what a step has left of `max_batch_tokens`. With a `profile` steps
+    take its time (see `pacing.py`), and what they compute is the same.
     """
 
     def __init__(
@@ -73,11 +78,15 @@ class EngineRunner:
         threads: int | None = None,
         cache: BlockCache | None = None,
         speculation: Speculation | None = None,
+        profile: Profile | None = None,
     ) -> None:
         self.pool = pool
         self.cache = cache
         self.max_batch_tokens = max_batch_tokens
         self._speculation = speculation
+        self._pacer = Pacer(profile) if profile is not None else None
+        self._hurry = threading.Event()
+        """Nobody waits for a step's time to pass any more."""
         self._engine = Engine(loaded, pool)
         self._memory = SequenceMemory(self._engine, pool, cache)
         self._leases = self._memory.leases
@@ -101,6 +110,7 @@ class EngineRunner:
     async def close(self) -> None:
         """Lets the step in flight finish, ends every wait, releases every sequence. Idempotent."""
         self._closing = True
+        self._hurry.set()
         self._wake.set()
         if self._task is not None:
             await asyncio.shield(self._task)
@@ -112,6 +122,11 @@ class EngineRunner:
     def running(self) -> int:
         """Sequences being computed now."""
         return len(self._jobs)
+
+    @property
+    def pace(self) -> PaceCounts | None:
+        """How pacing went so far; None without a profile."""
+        return self._pacer.counts if self._pacer is not None else None
 
     def new_sequence(
         self, id: str, tokens: List[int], prompt_len: int, sampling: Sampling, cached_blocks: int | None = None
@@ -260,7 +275,7 @@ class EngineRunner:
         """One step, or a wait for work; after a while with nothing to do it checks the pool's books."""
         sequences = [job.sequence for job in self._jobs.values()]
         age = {sequence: number for number, sequence in enumerate(sequences)}
-        wanted = sorted(schedule(sequences, self.max_batch_tokens), key=lambda chunk: age[chunk.sequence])
+        wanted = sorted(self._scheduled(sequences), key=lambda chunk: age[chunk.sequence])
         decoding = [job.sequence for job in self._jobs.values() if not job.once]
         fitted = self._memory.fit(wanted, decoding)
         for sequence, error in fitted.refused:
@@ -270,11 +285,20 @@ class EngineRunner:
             await self._step([self._jobs[chunk.sequence.id] for chunk in chunks], chunks)
         elif fitted.waiting:
             await self._wait_for_room(fitted.waiting)
+            if self._pacer is not None:
+                self._pacer.skip(time.monotonic_ns())
         elif not await self._woken(_IDLE_S):
             self.pool.check_integrity()
             if self.cache is not None:
                 self.cache.check_integrity()
             await self._wake.wait()
+
+    def _scheduled(self, sequences: list[Sequence]) -> list[Chunk]:
+        if self._pacer is None:
+            return schedule(sequences, self.max_batch_tokens)
+        return schedule_paced(
+            sequences, self.max_batch_tokens, self._pacer.profile.prompt_step_tokens(self.max_batch_tokens)
+        )
 
     async def _wait_for_room(self, waiting: list[tuple[Sequence, OutOfBlocks]]) -> None:
         """Nothing can be computed until blocks come back; whoever holds them is idle and gets a moment for that."""
@@ -314,8 +338,11 @@ class EngineRunner:
         loop = asyncio.get_running_loop()
         batch = self._engine.prepare(chunks)
         self._flying, self._landed = jobs, loop.create_future()
+        due_ns = self._pacer.begin(work_of(chunks), min(job.since_ns for job in jobs)) if self._pacer else None
         try:
-            sampled = await loop.run_in_executor(self._thread, self._engine.compute, batch)
+            sampled, computed_ns = await loop.run_in_executor(self._thread, self._compute, batch, due_ns)
+            if self._pacer is not None:
+                self._pacer.end(computed_ns, time.monotonic_ns())
             for job, chunk, gained in zip(jobs, chunks, self._engine.commit(batch, sampled), strict=True):
                 if job.on_step is not None and self._jobs.get(job.sequence.id) is job:
                     job.on_step()
@@ -334,6 +361,14 @@ class EngineRunner:
             for sequence in self._doomed:
                 self._release(sequence)
             self._doomed.clear()
+
+    def _compute(self, batch: Batch, due_ns: int | None) -> tuple[list[Choice], int]:
+        """On the compute thread: what was chosen, and when that was known; returns when the step is due."""
+        sampled = self._engine.compute(batch)
+        computed_ns = time.monotonic_ns()
+        if due_ns is not None and due_ns > computed_ns:
+            self._hurry.wait((due_ns - computed_ns) / 1e9)
+        return sampled, computed_ns
 
 
 def _threads_from_environment() -> int:

@@ -27,3 +27,14 @@ def schedule(sequences: Iterable[Sequence], max_tokens: int, min_prefill: int = 
         chunks.append(Chunk(sequence, count))
         budget -= count
     return chunks
+
+
+def schedule_paced(sequences: Iterable[Sequence], max_tokens: int, prompt_tokens: int) -> list[Chunk]:
+    """As `schedule` for sequences that are in their answers; of those still in their prompts the first one alone gets
+    up to `prompt_tokens`. So each prompt is done when its own tokens have taken their time, first come, first served.
+    """
+    answering: list[Sequence] = []
+    prompts: list[Sequence] = []
+    for sequence in sequences:
+        (prompts if sequence.computed < sequence.prompt_len else answering).append(sequence)
+    return schedule(answering, max_tokens) + [Chunk(first, min(first.pending, prompt_tokens)) for first in prompts[:1]]

@@ -103,7 +103,8 @@ class MainDecodeWorker(Hearing):
             if ended or not active.behind:
                 break
             tokens = await active.following.follow()
-            while active.following.waiting > SMALL_GAP:  # come meanwhile
+            while active.following.waiting > SMALL_GAP:  # come meanwhile: the step's own token was the relay's already
+                active.following.own_pace.note(time.monotonic_ns())
                 tokens = await active.following.follow()
             active.begin_decode("main-decode", len(active.answer) - len(tokens))
         if active.overlapping and relayed.finish_reason is not None:

@@ -13,9 +13,10 @@ from functools import partial
 from typing import Any
 
 from workers.cache import BlockCache
-from workers.engine import BlockPool, EngineRunner, Generated, OutOfBlocks, Sequence, Speculation
+from workers.engine import BlockPool, EngineRunner, Generated, OutOfBlocks, PaceCounts, Sequence, Speculation
 from workers.environment import WorkerEnvironment
 from workers.models import LoadedModel
+from workers.pacelog import PaceLog
 from workers.roles.active import Active, Bounded, RequestFailed, engine_sampling, logprobs_of
 from workers.roles.answers import Answers
 from workers.roles.facts import local_facts
@@ -73,7 +74,12 @@ class Worker(Answers):
         )
         speculative = environment.serving.speculative if environment.role == "main-decode" else None
         speculation = Speculation(speculative.ngram, speculative.draft) if speculative else None
-        self.runner = EngineRunner(loaded, self.pool, cache=self.cache, speculation=speculation)
+        self.runner = EngineRunner(
+            loaded, self.pool, cache=self.cache, speculation=speculation, profile=environment.profile
+        )
+        self._pace_log: PaceLog | None = None
+        if environment.profile is not None and environment.records is not None:
+            self._pace_log = PaceLog(environment.records, environment.host, environment.profile, self._pace)
         self.active: dict[str, Active] = {}
         self.ended = Bounded()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -85,6 +91,8 @@ class Worker(Answers):
     async def start(self, listener: socket.socket | None) -> None:
         """Start the engine, accept on `listener`, dial whom this role dials."""
         self.runner.start()
+        if self._pace_log is not None:
+            self.spawn(self._pace_log.keep())
         await self.peers.start(listener)
 
     async def close(self) -> None:
@@ -94,6 +102,13 @@ class Worker(Answers):
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.peers.close()
         await self.runner.close()
+        if self._pace_log is not None:
+            self._pace_log.write()
+
+    def _pace(self) -> PaceCounts:
+        counts = self.runner.pace
+        assert counts is not None
+        return counts
 
     # -- requests ----------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from testbed.graph.dot import draw_dot
 from testbed.graph.png import PngError, draw_png
@@ -52,7 +52,7 @@ def test_a_png_without_any_text_is_refused() -> None:
         draw_png(draw_svg(scene_of(THREE)), "no font has this name")
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40)
 @given(scenes())
 def test_dot_strings_are_closed_whatever_is_in_them(drawn: Scene) -> None:
     text = draw_dot(drawn)

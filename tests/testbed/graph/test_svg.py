@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 from itertools import combinations, pairwise
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from testbed.graph.cards import ARROW, CARD_PAD
 from testbed.graph.layout import Picture, lay_out
@@ -83,7 +83,7 @@ def test_nothing_lies_on_anything_else_and_every_text_fits(name: str) -> None:
     assert not hidden(picture)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 @given(scenes())
 def test_nothing_lies_on_anything_else_whatever_there_is_to_draw(drawn: Scene) -> None:
     picture = lay_out(drawn)
@@ -91,7 +91,7 @@ def test_nothing_lies_on_anything_else_whatever_there_is_to_draw(drawn: Scene) -
     assert not hidden(picture)
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40)
 @given(scenes())
 def test_the_drawing_is_well_formed_with_every_name_in_full(drawn: Scene) -> None:
     root = ET.fromstring(draw_svg(drawn))

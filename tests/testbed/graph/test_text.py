@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
 from testbed.graph.scene import Scene
 from testbed.graph.text import draw_text
@@ -67,7 +67,6 @@ def follow(lines: list[str], line: int, column: int) -> int:
     return line + 1
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(scenes())
 def test_the_lines_of_every_link_lead_from_one_of_its_datacenters_to_the_other(drawn: Scene) -> None:
     lines = draw_text(drawn).splitlines()
@@ -83,7 +82,6 @@ def test_the_lines_of_every_link_lead_from_one_of_its_datacenters_to_the_other(d
     assert found == {(f"w{number}", min(ends), max(ends)) for number, ends in enumerate(drawn.ends)}
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(scenes())
 def test_boxes_are_closed_and_lines_end_without_blanks(drawn: Scene) -> None:
     lines = draw_text(drawn).splitlines()

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from testbed.impairment import GilbertElliottLoss
@@ -166,7 +166,7 @@ def test_the_example_of_the_design_is_a_plan() -> None:
     assert plan.wans[0].backward.loss is None
 
 
-@settings(max_examples=250, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=250)
 @given(st.lists(st.tuples(st.sampled_from(paths(DESIGN_EXAMPLE)), VALUES), min_size=1, max_size=4))
 def test_a_good_file_with_some_values_replaced_by_others_never_crashes(changes: list[tuple[Any, Any]]) -> None:
     data: Any = DESIGN_EXAMPLE
@@ -176,8 +176,10 @@ def test_a_good_file_with_some_values_replaced_by_others_never_crashes(changes: 
     load(yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150)
 @given(st.dictionaries(KEYS, VALUES, max_size=5))
+@example({"[key]": None})  # how pydantic marks a wrong key
+@example({"datacenters": {"[key]": {"[key]": 1, "hosts": {"[key]": {"[key]": 2}, "x y": {"[key]": 3}}}}})
 def test_no_mapping_crashes_the_loader(data: dict[str, Any]) -> None:
     load(yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
 

@@ -50,7 +50,12 @@ def test_every_prompt_is_answered_as_alone(tiny: LoadedModel, tmp_path: Path, mo
         async with lab_of(tiny, tmp_path, mode) as lab:
             for length in LENGTHS:
                 prompt = prompt_of(length, seed=length)
-                answer = await lab.complete_after_relay(prompt, 120, relayed=5, ignore_eos=True)
+                with steps(lab.rld0) as (relay,):
+                    if mode == "overlap":  # the relay is to be overtaken, whatever either's pace is here
+                        relay.allow(60)
+                    else:
+                        relay.free()
+                    answer = await lab.complete_after_relay(prompt, 120, relayed=5, ignore_eos=True)
                 assert answer["pdd"]["token_ids"] == generate(tiny, prompt, Sampling(max_tokens=120, ignore_eos=True))
                 made_by = answer["pdd"]["instances"]
                 assert made_by[:5] == ["rld0"] * 5

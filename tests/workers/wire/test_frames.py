@@ -4,7 +4,7 @@ import struct
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from workers.wire import frames
@@ -77,6 +77,7 @@ def test_a_flipped_bit_in_header_or_message_is_noticed(bit: int) -> None:
 
 
 @given(kinds, st.binary(max_size=300))
+@example(Kind.PADDING, b"\x80")  # a map without a tag
 def test_random_messages_are_refused(kind: Kind, data: bytes) -> None:
     with pytest.raises(FrameError):
         decode(kind, data)
@@ -119,7 +120,7 @@ def test_every_message_belongs_to_exactly_one_kind_of_frame() -> None:
                 decode(kind, msgspec.msgpack.encode({"t": tag}))
                 accepted.append(kind)
             except FrameError as error:
-                if "Invalid value" not in str(error):  # the tag was known: only fields were missing
+                if "Invalid value" not in str(error) and "is to say nothing" not in str(error):  # the tag was known: only fields were missing
                     accepted.append(kind)
         assert len(accepted) == 1, f"{tag} is accepted by {accepted}"
 

@@ -1,0 +1,214 @@
+"""Pacing: steps are due on an ideal clock, lateness is counted and not handed on, and answers stay what they are."""
+
+import asyncio
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.workers.engine.drive import prompt
+from workers.engine import BlockPool, Chunk, EngineRunner, Profile, Sampling, Sequence, generate
+from workers.engine.pacing import PROMPT_STEP_NS, TOLERANCE_NS, PaceCounts, Pacer, Work, work_of
+from workers.engine.schedule import schedule_paced
+from workers.models import LoadedModel
+
+MS = 1_000_000
+CHIP = Profile("chip", prefill_token_ns=100_000, decode_step_ns=10 * MS, extend_token_ns=500_000)
+DECODE = Work(answering=1, answer_tokens=1)
+
+
+def sequence(prompt_len: int, answer: int = 0, computed: int = 0) -> Sequence:
+    return Sequence("s", [0] * (prompt_len + answer), prompt_len, computed=computed)
+
+
+def test_a_step_costs_its_prompt_tokens_and_one_pass_of_decode() -> None:
+    assert CHIP.step_ns(Work(prompt_tokens=64)) == 6_400_000
+    assert CHIP.step_ns(DECODE) == 10 * MS
+    assert CHIP.step_ns(Work(answering=8, answer_tokens=8)) == 10 * MS
+    assert CHIP.step_ns(Work(prompt_tokens=64, answering=1, answer_tokens=1)) == 16_400_000
+    grows = replace(CHIP, decode_sequence_ns=1 * MS)
+    assert grows.step_ns(Work(answering=8, answer_tokens=8)) == 17 * MS
+
+
+def test_an_extend_costs_a_pass_and_its_further_tokens() -> None:
+    """100 ids at a hand-over: the first is a pass of decode, the others are computed along with it."""
+    extend = work_of([Chunk(sequence(50, 100, computed=50), 100)])
+    assert extend == Work(0, 1, 100)
+    assert CHIP.step_ns(extend) == 10 * MS + 99 * 500_000
+
+
+def test_a_tokens_position_says_whether_it_is_of_the_prompt() -> None:
+    assert work_of([Chunk(sequence(50), 50)]) == Work(prompt_tokens=50)
+    assert work_of([Chunk(sequence(50, 1, computed=50), 1)]) == DECODE
+    assert work_of([Chunk(sequence(50, 1, computed=50), 1, draft=(3, 4))]) == Work(0, 1, 3)
+    # of a sequence that lost its memory in mid-answer
+    assert work_of([Chunk(sequence(50, 7, computed=40), 17)]) == Work(10, 1, 7)
+
+
+def test_prompts_are_computed_one_after_the_other_and_decodes_go_along() -> None:
+    first, second, decoding = sequence(500), sequence(1), sequence(20, 1, computed=20)
+    chunks = schedule_paced([first, second, decoding], 256, 64)
+    assert [(chunk.sequence, chunk.count) for chunk in chunks] == [(decoding, 1), (first, 64)]
+
+
+def test_a_step_of_a_slow_chip_is_short_enough_to_leave() -> None:
+    slow = replace(CHIP, prefill_token_ns=7_111_111)
+    assert slow.prompt_step_tokens(256) == PROMPT_STEP_NS // 7_111_111
+    assert replace(CHIP, prefill_token_ns=1e12).prompt_step_tokens(256) == 1
+    assert CHIP.prompt_step_tokens(256) == 256
+
+
+@given(st.lists(st.integers(0, 9 * MS), min_size=1, max_size=50))
+def test_lateness_of_steps_does_not_add_up(late_by: list[int]) -> None:
+    """Whenever steps that follow each other really end, the n-th is due n steps after the first began."""
+    pacer = Pacer(CHIP)
+    for count, late_ns in enumerate(late_by, 1):
+        due_ns = pacer.begin(DECODE, since_ns=5 * MS)
+        assert due_ns == 5 * MS + count * 10 * MS
+        pacer.end(due_ns, due_ns + late_ns)
+
+
+def test_the_clock_of_an_idle_engine_begins_when_work_comes() -> None:
+    pacer = Pacer(CHIP)
+    pacer.end(0, pacer.begin(DECODE, since_ns=0))
+    assert pacer.begin(DECODE, since_ns=300 * MS) == 310 * MS
+
+
+def test_work_that_comes_during_a_step_begins_when_that_is_due() -> None:
+    pacer = Pacer(CHIP)
+    pacer.end(0, pacer.begin(DECODE, since_ns=0))
+    assert pacer.begin(DECODE, since_ns=9 * MS) == 20 * MS
+
+
+def test_time_without_room_for_anything_is_nobodys_lateness() -> None:
+    pacer = Pacer(CHIP)
+    pacer.end(0, pacer.begin(DECODE, since_ns=0))
+    pacer.skip(500 * MS)
+    due_ns = pacer.begin(DECODE, since_ns=0)
+    assert due_ns == 510 * MS
+    pacer.end(due_ns, due_ns)
+    assert pacer.counts.late == 0
+
+
+def paced(*steps: tuple[int, int]) -> PaceCounts:
+    """Decode steps in a row, each computed and ended so many ns after it was due."""
+    pacer = Pacer(CHIP)
+    for computed, ended in steps:
+        due_ns = pacer.begin(DECODE, since_ns=0)
+        pacer.end(due_ns + computed, due_ns + ended)
+    return pacer.counts
+
+
+def test_late_steps_are_counted_and_told_by_cause() -> None:
+    within = TOLERANCE_NS + CHIP.step_ns(DECODE) // 100
+    counts = paced((-5 * MS, within), (-5 * MS, within + 1), (3 * MS, 3 * MS + 1000))
+    assert (counts.steps, counts.late, counts.overran) == (3, 2, 1)
+    assert counts.paced_ns == 30 * MS
+    assert counts.worst_ns == 3 * MS + 1000
+
+
+def test_lateness_that_is_handed_on_is_counted_once() -> None:
+    counts = paced((0, 5 * MS), (0, 5 * MS), (0, 7 * MS), (0, 0))
+    assert counts.lateness_ns == 7 * MS
+
+
+def test_a_worker_that_keeps_pace_gives_no_reason_for_doubt() -> None:
+    assert paced(*[(-5 * MS, 200_000)] * 500).reasons() == []
+    assert paced((0, 2 * MS)).reasons() == [], "a single late step"
+    assert paced(*[(-5 * MS, 200_000)] * 500, (-MS, 2 * MS), (-MS, 2 * MS)).reasons() == []
+
+
+def test_too_many_late_steps_are_a_reason_for_doubt() -> None:
+    (reason,) = paced(*[(-5 * MS, 0), (-MS, 2 * MS)] * 2, *[(-5 * MS, 0)] * 100).reasons()[:1]
+    assert "2 of 104 paced steps were late (limit 1%), 0 of them because computing took longer" in reason
+
+
+def test_lateness_that_accumulates_is_a_reason_for_doubt() -> None:
+    (reason,) = paced(*[(-5 * MS, 0)] * 300, (-MS, 20 * MS), (-MS, 40 * MS)).reasons()
+    assert "late by 1.3% of their time in all (limit 0.5%)" in reason
+
+
+@pytest.mark.parametrize("wrong", [-1.0, float("nan"), float("inf"), "fast"])
+def test_impossible_speeds_are_refused(wrong: float) -> None:
+    with pytest.raises(ValueError, match="profile chip: prefill_token_ns is .*; it must be a number of ns"):
+        replace(CHIP, prefill_token_ns=wrong)
+
+
+async def serve(runner: EngineRunner, loaded: LoadedModel, length: int) -> list[int]:
+    """A prompt's prefill, three known ids and the rest of its answer."""
+    tokens = prompt(loaded, length)
+    known = generate(loaded, tokens, Sampling(max_tokens=4, ignore_eos=True))
+    sampling = Sampling(max_tokens=20, ignore_eos=True)
+    made = runner.new_sequence(str(length), tokens, length, sampling)
+    await runner.prefill(made)
+    made.forget(length + 1)
+    await runner.extend(made, known[1:])
+    async for _ in runner.decode(made):
+        pass
+    answer = made.tokens[length:]
+    runner.free(made)
+    return answer
+
+
+def test_answers_do_not_depend_on_pacing(tiny: LoadedModel) -> None:
+    """Prefill, extend and decode of several at once, on a chip that is faster and on one that is slower than this one."""
+
+    async def scenario(profile: Profile | None) -> list[list[int]]:
+        runner = EngineRunner(tiny, BlockPool(tiny.config, 100), threads=1, profile=profile)
+        runner.start()
+        try:
+            return await asyncio.gather(*(serve(runner, tiny, length) for length in (1, 40, 300)))
+        finally:
+            await runner.close()
+            runner.pool.check_integrity([])
+
+    fast = Profile("fast", 1, 1000, 1)
+    slow = Profile("slow", 200_000, 8 * MS, 100_000)
+    native = asyncio.run(scenario(None))
+    assert asyncio.run(scenario(fast)) == native
+    assert asyncio.run(scenario(slow)) == native
+    assert native[2] == generate(tiny, prompt(tiny, 300), Sampling(max_tokens=20, ignore_eos=True))
+
+
+def test_closing_does_not_wait_for_a_step_that_is_held(tiny: LoadedModel) -> None:
+    async def scenario() -> float:
+        runner = EngineRunner(tiny, BlockPool(tiny.config, 10), threads=1, profile=replace(CHIP, prefill_token_ns=1e13))
+        runner.start()
+        made = runner.new_sequence("a", [1, 2, 3], 3, Sampling(max_tokens=4))
+        waiting = asyncio.create_task(runner.prefill(made))
+        while not runner._is_flying(made):
+            await asyncio.sleep(0)
+        began = time.monotonic()
+        await runner.close()
+        await asyncio.gather(waiting, return_exceptions=True)
+        return time.monotonic() - began
+
+    assert asyncio.run(scenario()) < 3600  # the step's own time is hours
+
+
+@pytest.mark.quiet
+def test_a_paced_answer_takes_its_profiles_time_within_a_percent(tiny: LoadedModel) -> None:
+    async def scenario() -> tuple[float, float, PaceCounts]:
+        runner = EngineRunner(
+            tiny, BlockPool(tiny.config, 40), threads=1, profile=Profile("chip", 1 * MS, 20 * MS, 0.5 * MS)
+        )
+        runner.start()
+        made = runner.new_sequence("a", prompt(tiny, 300), 300, Sampling(max_tokens=51, ignore_eos=True))
+        began_ns = time.monotonic_ns()
+        await runner.prefill(made)
+        first_ns = time.monotonic_ns()
+        async for _ in runner.decode(made):
+            pass
+        last_ns = time.monotonic_ns()
+        counts = runner.pace
+        await runner.close()
+        assert counts is not None
+        return (first_ns - began_ns) / 300e6, (last_ns - first_ns) / (50 * 20e6), counts
+
+    prefill, decode, counts = asyncio.run(scenario())
+    assert prefill == pytest.approx(1, rel=0.01)
+    assert decode == pytest.approx(1, rel=0.01)
+    assert counts.steps == 52  # 300 tokens of prefill in steps of up to 250
+    assert counts.reasons() == []
