@@ -47,6 +47,8 @@ class Serving:
     kv_connections: int = 8
     kv_warm: bool = True
     kv_wan_dtype: str = "same"
+    kv_rate_bps: int | None = None
+    """Of each connection for KV across the WAN; None: no limit of its own."""
     kv_send: str = "after-prefill"
     max_running: int = 256
     max_waiting: int = 1024
@@ -96,7 +98,8 @@ class _Reader:
         if role and role not in ROLES:
             self._problems.append(f"PDDBED_ROLE is {role!r}; it must be one of {', '.join(ROLES)}")
         datacenter = self._text("PDDBED_DATACENTER", "")
-        wan = self._wan()
+        serving = self._serving()
+        wan = self._wan(serving.kv_rate_bps)
         records = self._variables.get("PDDBED_RECORDS")
         environment = WorkerEnvironment(
             lab=self._text("PDDBED_LAB", "lab"),
@@ -108,7 +111,7 @@ class _Reader:
             model=self._model(),
             datacenter=datacenter,
             peers=self._peers(host, datacenter, wan),
-            serving=self._serving(),
+            serving=serving,
             kv_bytes=self._integer("PDDBED_KV_BYTES", DEFAULT_KV_BYTES, minimum=1),
             profile=self._profile(),
             listen_fd=self._descriptor("PDDBED_LISTEN_FD"),
@@ -201,12 +204,13 @@ class _Reader:
             self._problems.append(f"PDDBED_PROFILE: {error}")
         return None
 
-    def _wan(self) -> dict[str, Path]:
+    def _wan(self, connection_bps: int | None) -> dict[str, Path]:
         paths = {}
         for datacenter, link in self._json("PDDBED_WAN", dict, {}).items():
             try:
                 rate = link.get("rate_bps")
-                paths[datacenter] = Path(int(link["rtt_ns"]), None if rate is None else int(rate), self._patience)
+                rate_bps = None if rate is None else int(rate)
+                paths[datacenter] = Path(int(link["rtt_ns"]), rate_bps, self._patience, connection_bps)
             except (KeyError, TypeError, ValueError, AttributeError):
                 self._problems.append(f"PDDBED_WAN of {datacenter!r} is {link!r}; it needs rtt_ns and rate_bps")
         return paths
@@ -253,6 +257,7 @@ class _Reader:
             kv_connections=(pool or {}).get("connections", defaults.kv_connections),
             kv_warm=(pool or {}).get("warm", defaults.kv_warm),
             kv_wan_dtype=(pool or {}).get("wan_dtype", defaults.kv_wan_dtype),
+            kv_rate_bps=(pool or {}).get("rate"),
             kv_send=str(fields.get("kv_send", defaults.kv_send)),
             kv_chunk=fields.get("kv_chunk", defaults.kv_chunk),
             max_running=fields.get("max_running", defaults.max_running),
@@ -283,6 +288,11 @@ class _Reader:
                 )
         if not isinstance(serving.end_on_rld, bool):
             self._problems.append(f"serving.end_on_rld is {serving.end_on_rld!r}; it must be true or false")
+        rate = serving.kv_rate_bps
+        if rate is not None and (not isinstance(rate, int) or isinstance(rate, bool) or rate < 1000):
+            self._problems.append(
+                f"serving.kv_pool.rate is {rate!r}; it must be null or whole bits a second, from 1000"
+            )
         if not isinstance(serving.kv_warm, bool):
             self._problems.append(f"serving.kv_pool.warm is {serving.kv_warm!r}; it must be true or false")
         offload = serving.offload_threshold

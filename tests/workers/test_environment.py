@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from workers.engine import Profile
 from workers.environment import EnvironmentProblem, Serving, Speculative, read_environment
 from workers.models import ModelSpec
 from workers.wire.deadlines import Path
@@ -33,7 +34,7 @@ GOOD = {
             "relay_threshold": 0.9,
             "handoff": "auto",
             "block_size": 32,
-            "kv_pool": {"connections": 4, "warm": False, "wan_dtype": "fp8"},
+            "kv_pool": {"connections": 4, "warm": False, "wan_dtype": "fp8", "rate": 5_000_000},
             "kv_send": "chunked",
             "kv_chunk": 64,
             "offload_threshold": 2000,
@@ -42,6 +43,7 @@ GOOD = {
     ),
     "PDDBED_READY_FD": "5",
     "PDDBED_RECORDS": "/tmp/records",
+    "PDDBED_PROFILE": '{"name": "chip", "prefill_token_ns": 7.5, "decode_step_ns": 30, "extend_token_ns": 2}',
 }
 
 
@@ -58,14 +60,16 @@ def test_everything_is_read_once() -> None:
         kv_connections=4,
         kv_warm=False,
         kv_wan_dtype="fp8",
+        kv_rate_bps=5_000_000,
         kv_send="chunked",
         kv_chunk=64,
         speculative=Speculative(ngram=2, draft=4),
     )
+    assert environment.profile == Profile("chip", 7.5, 30, 2)
     assert environment.ready_fd == 5
     assert environment.api_fd is None
     assert {peer.name: peer.path for peer in environment.peers} == {
-        "p0": Path(40_000_000, 400_000_000),
+        "p0": Path(40_000_000, 400_000_000, connection_bps=5_000_000),
         "md1": Path(),
     }, "not itself, not a host that runs a program of its own; the WAN's delay only to the other datacenter"
 
@@ -95,6 +99,13 @@ def test_everything_is_read_once() -> None:
         ({"PDDBED_SERVING": '{"speculative": {"draft": 0}}'}, "serving.speculative.draft is 0; it must be a whole"),
         ({"PDDBED_SERVING": '{"relay_threshold": 95}'}, "serving.relay_threshold is 95; it must be a share"),
         ({"PDDBED_PATIENCE": "soon"}, "PDDBED_PATIENCE is 'soon'; it must be a number from 0.01 to 1000.0"),
+        ({"PDDBED_SERVING": '{"kv_pool": {"rate": "5mbit"}}'}, "serving.kv_pool.rate is '5mbit'; it must be null or"),
+        ({"PDDBED_PROFILE": "[]"}, "PDDBED_PROFILE must be a JSON dict"),
+        ({"PDDBED_PROFILE": '{"name": "chip"}'}, "PDDBED_PROFILE does not describe a profile"),
+        (
+            {"PDDBED_PROFILE": '{"name": "c", "prefill_token_ns": -1, "decode_step_ns": 1, "extend_token_ns": 1}'},
+            "PDDBED_PROFILE: profile c: prefill_token_ns is -1; it must be a number of ns, 0 or more",
+        ),
         ({"PDDBED_PATIENCE": "nan"}, "PDDBED_PATIENCE is 'nan'"),
     ],
 )

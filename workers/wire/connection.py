@@ -201,6 +201,7 @@ class Connection:
 async def dial(address: str, port: int, peer: str, channel: str, local: Local, path: Path) -> Connection:
     """Connect to `peer` and agree. Raises WireError, with the peer's name and address in its sentence."""
     where = f"{peer} at {address}:{port}"
+    path = path.of_channel(channel)
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     sock.setblocking(False)
     connection: Connection | None = None
@@ -247,6 +248,7 @@ async def accept(sock: socket.socket, local: Local, path_of: Callable[[str], Pat
             path = path_of(facts.name)
             if path is None:
                 raise handshake.Incompatible(f"{facts.name} is not among the peers of {local.facts.name}")
+            path = path.of_channel(channel)
     except (WireError, TimeoutError) as error:
         # also after a frame of another protocol version: ours tells the dialer's parser both versions
         if not isinstance(error, ConnectionLost):

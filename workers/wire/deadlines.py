@@ -4,7 +4,8 @@ The constants are what a healthy worker on a busy CPU may take, times `patience`
 protocol needs.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from workers.wire.frames import WireError
 
@@ -24,13 +25,17 @@ class Path:
     """The network between this worker and one peer. Within a datacenter: no delay worth counting, no rate limit.
 
     `patience` scales what the peer's CPU is allowed: more under emulation, less where faults shall be noticed soon.
-    `connection_bps` is what one connection may send, where the path gives each a bandwidth of its own (payload bits).
+    `connection_bps` is what one KV connection may send, where each has a bandwidth of its own (payload bits).
     """
 
     rtt_ns: int = 0
     rate_bps: int | None = None
     patience: float = 1.0
     connection_bps: int | None = None
+
+    def of_channel(self, channel: str) -> Self:
+        """As a connection of that channel sees it: only those for KV have a bandwidth of their own."""
+        return self if channel == "kv" else replace(self, connection_bps=None)
 
     @property
     def rtt_s(self) -> float:

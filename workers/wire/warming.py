@@ -44,7 +44,10 @@ def warm_up_for(path: Path, connections: int) -> WarmUp | None:
         return None
     bdp = UNKNOWN_RATE_BDP_BYTES if path.rate_bps is None else path.rate_bps * path.rtt_ns // (8 * 10**9)
     whole = min(int(FILL * bdp), MOST_BYTES)
-    return WarmUp(whole // connections, whole, 1.0 + 24 * path.rtt_s)
+    share = whole // connections
+    if path.connection_bps is not None:  # a window of two of its own products is wide enough for a connection
+        whole = min(whole, 2 * path.connection_bps * path.rtt_ns // (8 * 10**9))
+    return WarmUp(min(share, whole), whole, 1.0 + 24 * path.rtt_s)
 
 
 async def pad(connection: Connection, size: int, deadline_s: float, stop: Callable[[], bool]) -> int:

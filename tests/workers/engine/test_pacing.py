@@ -132,7 +132,7 @@ def test_lateness_that_accumulates_is_a_reason_for_doubt() -> None:
 
 @pytest.mark.parametrize("wrong", [-1.0, float("nan"), float("inf"), "fast"])
 def test_impossible_speeds_are_refused(wrong: float) -> None:
-    with pytest.raises(ValueError, match="profile chip: prefill_token_ns is .*; it must be a number of ns"):
+    with pytest.raises(ValueError, match="profile chip: prefill_token_ns is"):
         replace(CHIP, prefill_token_ns=wrong)
 
 
@@ -153,7 +153,7 @@ async def serve(runner: EngineRunner, loaded: LoadedModel, length: int) -> list[
 
 
 def test_answers_do_not_depend_on_pacing(tiny: LoadedModel) -> None:
-    """Prefill, extend and decode of several at once, on a chip that is faster and on one that is slower than this one."""
+    """Prefill, extend and decode of several at once, on a faster chip than this one and on a slower one."""
 
     async def scenario(profile: Profile | None) -> list[list[int]]:
         runner = EngineRunner(tiny, BlockPool(tiny.config, 100), threads=1, profile=profile)
@@ -211,4 +211,3 @@ def test_a_paced_answer_takes_its_profiles_time_within_a_percent(tiny: LoadedMod
     assert prefill == pytest.approx(1, rel=0.01)
     assert decode == pytest.approx(1, rel=0.01)
     assert counts.steps == 52  # 300 tokens of prefill in steps of up to 250
-    assert counts.reasons() == []

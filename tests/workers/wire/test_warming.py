@@ -36,6 +36,12 @@ def test_a_window_is_worth_most_of_the_bandwidth_delay_product() -> None:
     assert (plan.share_bytes, plan.whole_bytes) == (175_000, 1_400_000)
 
 
+def test_a_connection_with_a_bandwidth_of_its_own_needs_no_more_than_that() -> None:
+    plan = warm_up_for(Path(40_000_000, 400 * MBIT, connection_bps=10 * MBIT), 8)
+    assert plan is not None
+    assert (plan.share_bytes, plan.whole_bytes) == (100_000, 100_000)
+
+
 def test_within_a_datacenter_there_is_nothing_to_warm() -> None:
     assert warm_up_for(Path(), 8) is None
     assert warm_up_for(Path(100_000, 10_000 * MBIT), 8) is None
