@@ -50,12 +50,17 @@ def test_a_run_has_an_ordinary_user_and_its_status_comes_back(tmp_path: Path) ->
 def test_a_signal_ends_everything(tmp_path: Path, number: signal.Signals) -> None:
     before = state()
     process = start(str(tmp_path))
-    assert process.stdout is not None
-    assert process.stdout.readline().split()[0] == NAME
-    running = machine.additions(before, state())
-    assert len(running) == 1, running  # no interface, mount or user of the machine's own
-    assert "sleep" in running[0]
-    process.send_signal(number)
-    assert process.wait(timeout=30) == (-9 if number == signal.SIGKILL else 128 + number)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline().split()[0] == NAME
+        deadline = time.monotonic() + 20  # what was forked is called sleep once it has become that
+        while not (running := machine.additions(before, state())) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert len(running) == 1, running  # no interface, mount or user of the machine's own
+        assert "sleep" in running[0]
+        process.send_signal(number)
+        assert process.wait(timeout=30) == (-9 if number == signal.SIGKILL else 128 + number)
+    finally:
+        process.kill()
     if number != signal.SIGKILL:  # the run has ended when its command has
         assert not machine.additions(before, state())

@@ -120,7 +120,8 @@ def test_every_message_belongs_to_exactly_one_kind_of_frame() -> None:
                 decode(kind, msgspec.msgpack.encode({"t": tag}))
                 accepted.append(kind)
             except FrameError as error:
-                if "Invalid value" not in str(error) and "is to say nothing" not in str(error):  # the tag was known: only fields were missing
+                unknown = any(words in str(error) for words in ("Invalid value", "is to say nothing"))
+                if not unknown:  # the tag was known: only fields were missing
                     accepted.append(kind)
         assert len(accepted) == 1, f"{tag} is accepted by {accepted}"
 
