@@ -153,7 +153,7 @@ def test_the_queue_holds_its_bytes_and_drops_the_rest(line: Line) -> None:
     assert fits <= received <= fits + 10
     assert received + dropped == 100
     assert after["dropped_unasked"] == before["dropped_unasked"]
-    # They leave one after another, 8 ms each, the bucket's burst included. Nothing is early, and a standstill makes late:
+    # They leave one after another, 8 ms each, the bucket's burst included. Nothing is early; a standstill makes late:
     # the least late packet of each half tells when that half left.
     late_s = [stamp - number * 0.008 for number, stamp in enumerate(stamps)]
     half = len(late_s) // 2
