@@ -68,10 +68,19 @@ class Session(Protocol):
     def run(self, part: Part, directory: Path, progress: Progress) -> PartResult: ...
 
 
-class Experiment(ABC):
-    """One published claim."""
+class Reported(ABC):
+    """What `pddbed report` needs to know of a run: what its records come to."""
 
     name: str
+
+    @abstractmethod
+    def evaluate(self, parameters: Mapping[str, Any], results: Mapping[str, tuple[Part, PartResult]]) -> Evaluation:
+        """From the parts that are done (perhaps not all), by name. Pure: `pddbed report` calls it again later."""
+
+
+class Experiment(Reported):
+    """One published claim."""
+
     title: str
     claim: str
     with_workers: bool
@@ -93,7 +102,3 @@ class Experiment(ABC):
 
     @abstractmethod
     def session(self, lab: ExperimentLab, options: Options) -> AbstractContextManager[Session]: ...
-
-    @abstractmethod
-    def evaluate(self, parameters: Mapping[str, Any], results: Mapping[str, tuple[Part, PartResult]]) -> Evaluation:
-        """From the parts that are done (perhaps not all), by name. Pure: `pddbed report` calls it again later."""

@@ -105,7 +105,7 @@ class ExperimentLab:
         self._on_step = on_step
         self._secret = secrets.token_hex(32)
         self._processes: list[Process] = []
-        self._watch: _LinkWatch | None = None
+        self._watch: LinkWatch | None = None
 
     def __enter__(self) -> Self:
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -166,7 +166,7 @@ class ExperimentLab:
     @contextmanager
     def watching(self, out: Path, part: str) -> Iterator[None]:
         """Meanwhile, a row per link and second is appended to `out`."""
-        watch = _LinkWatch(self.record, out, part)
+        watch = LinkWatch(self.record, out, part)
         watch.start()
         try:
             yield
@@ -197,8 +197,8 @@ class ExperimentLab:
             child.stderr.close()
 
 
-class _LinkWatch:
-    """Samples the links' counters in a thread."""
+class LinkWatch:
+    """Samples a lab's link counters in a thread, a row per link and second into `out`."""
 
     def __init__(self, record: Record, out: Path, part: str) -> None:
         self._record = record

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 
 from experiments.framework.errors import ExperimentError
-from experiments.framework.experiment import Experiment
+from experiments.framework.experiment import Experiment, Reported
 
 # name -> (module:class, the claim in a line)
 EXPERIMENTS = {
@@ -37,3 +37,10 @@ def find(name: str) -> Experiment:
     module, attribute = EXPERIMENTS[name][0].split(":")
     made: Experiment = getattr(import_module(module), attribute)()
     return made
+
+
+def find_reported(name: str) -> Reported:
+    """Whose records a run's directory holds: an experiment's, or those of `pddbed bench`. Raises ExperimentError."""
+    if name == "bench":
+        return import_module("experiments.bench.experiment").Bench()  # type: ignore[no-any-return]
+    return find(name)

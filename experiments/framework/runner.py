@@ -14,7 +14,7 @@ from experiments.framework.errors import ExperimentError
 from experiments.framework.experiment import Evaluation, Experiment, Options, Part, PartResult
 from experiments.framework.lab import ExperimentLab
 from experiments.framework.progress import RunProgress
-from experiments.framework.registry import find
+from experiments.framework.registry import find_reported
 from experiments.report.charts import Chart, svg
 
 VERIFY_AGAIN = 2  # times; the verification after the run covers the lab's whole life and is not repeated
@@ -134,7 +134,7 @@ def report(path: Path) -> Evaluation:
 
     directory = RunDirectory(path)
     about = directory.run()
-    experiment = find(about["experiment"])
+    experiment = find_reported(about["experiment"])
     results = {name: directory.load(name) for name in about["parts"] if directory.is_done(name)}
     if not results:
         raise ExperimentError(f"{path} has no part that is done; run it again with --out {path}")

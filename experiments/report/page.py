@@ -40,6 +40,8 @@ def page(run: Mapping[str, Any], summary: Mapping[str, Any], evaluation: Evaluat
 
 def command(run: Mapping[str, Any]) -> str:
     """What makes this run again."""
+    if "command" in run:
+        return str(run["command"])
     return f"pddbed experiment run {run['experiment']}" + (" --quick" if run["quick"] else f" --seeds {run['seeds']}")
 
 

@@ -35,6 +35,7 @@ COMMANDS: dict[str, dict[str, str]] = {
     },
     "Serving": {
         "ask": "workers.cli.ask:ask_command",
+        "bench": "experiments.cli.bench:bench",
         "model": "workers.cli.model:model",
     },
     "Experiments": {

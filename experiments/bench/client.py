@@ -1,0 +1,153 @@
+"""One OpenAI-compatible server: which model it serves, and streamed answers of /v1/completions. Owns the sockets."""
+
+import json
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from experiments.bench.outcome import Outcome, named_error
+
+CONNECT_S = 10.0
+READ_S = 900.0  # between two chunks: as long as pddbed's gateway itself waits
+MOST_LINE_BYTES = 64 << 20
+LOST = frozenset({"cannot connect", "connection lost"})  # failures after which the server may be gone
+
+
+class ApiError(Exception):
+    """The server cannot be used: what, and what to do next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """`context`: tokens of prompt and answer together, None where the server does not say."""
+
+    model: str
+    context: int | None
+
+
+def base_of(url: str) -> str:
+    """An API's address without the /v1 that `pddbed up` and other servers print behind it."""
+    return url.rstrip("/").removesuffix("/v1")
+
+
+class Api:
+    """An async context manager. `key`: sent as a bearer token. `direct`: no proxy of the environment."""
+
+    def __init__(self, url: str, key: str | None = None, direct: bool = False) -> None:
+        self.url = base_of(url)
+        try:
+            self._http = httpx.AsyncClient(
+                base_url=self.url,
+                headers={"Authorization": f"Bearer {key}"} if key else {},
+                timeout=httpx.Timeout(READ_S, connect=CONNECT_S, pool=None),
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+                trust_env=not direct,
+            )
+        except (httpx.InvalidURL, ValueError) as error:
+            raise ApiError(f"{url!r} is not an address of an API: {error}") from None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._http.aclose()
+
+    async def served(self, name: str | None) -> Served:
+        """The model of that name, or the first one. Raises ApiError."""
+        try:
+            answer = await self._http.get("/v1/models", timeout=CONNECT_S)
+        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+            raise ApiError(f"{self.url!r} is not an address of an API: {error}") from None
+        except httpx.HTTPError as error:
+            raise ApiError(
+                f"nothing answers at {self.url} ({_words(error)}); is the lab up, the address right?"
+            ) from None
+        try:
+            if answer.status_code != 200:
+                raise ValueError
+            models = {str(one["id"]): one.get("max_model_len") for one in answer.json()["data"]}
+        except (ValueError, KeyError, TypeError, AttributeError):
+            if name is not None and answer.status_code in (404, 405):
+                return Served(name, None)  # a server that answers completions only
+            raise ApiError(
+                f"{self.url}/v1/models answered with status {answer.status_code} and no list of models; is it an "
+                "OpenAI-compatible server?"
+            ) from None
+        if not models or (name is not None and name not in models):
+            raise ApiError(f"{self.url} serves {', '.join(models) or 'no model'}" + (f", not {name}" if name else ""))
+        found = name or next(iter(models))
+        context = models[found]
+        return Served(found, context if isinstance(context, int) else None)
+
+    async def is_there(self) -> bool:
+        """Whether anything accepts a connection and speaks HTTP there."""
+        try:
+            await self._http.get("/v1/models", timeout=CONNECT_S)
+        except httpx.HTTPError:
+            return False
+        return True
+
+    async def answer(self, body: bytes, outcome: Outcome) -> None:
+        """Send a request and note in `outcome` what comes back, failures included."""
+        outcome.start_time, outcome.start_ns = time.time(), time.monotonic_ns()
+        try:
+            headers = {"Content-Type": "application/json"}
+            async with self._http.stream("POST", "/v1/completions", content=body, headers=headers) as response:
+                if response.status_code != 200:
+                    outcome.fail(*_refusal(response.status_code, await response.aread()))
+                else:
+                    async with aclosing(_events(response)) as events:
+                        async for data in events:
+                            outcome.take(json.loads(data), time.monotonic_ns())
+                            if outcome.reason:
+                                break
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            outcome.fail("cannot connect", _words(error))
+        except httpx.TimeoutException as error:
+            outcome.fail("timed out", f"nothing came for {READ_S:.0f} s ({_words(error)})")
+        except httpx.HTTPError as error:
+            outcome.fail("connection lost", _words(error))
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            outcome.fail("not OpenAI's", f"an event that is none of OpenAI's ({error!r:.200})")
+        outcome.finish(time.monotonic_ns())
+
+
+async def _events(response: httpx.Response) -> AsyncGenerator[bytes, None]:
+    """The data of each server-sent event, until [DONE]. Raises ValueError for an endless line."""
+    rest = b""
+    async for piece in response.aiter_bytes():
+        *lines, rest = (rest + piece).split(b"\n")
+        if len(rest) > MOST_LINE_BYTES:
+            raise ValueError(f"an event longer than {MOST_LINE_BYTES >> 20} MiB")
+        for line in lines:
+            if line.startswith(b"data:"):
+                data = line[5:].strip()
+                if data == b"[DONE]":
+                    return
+                yield data
+
+
+def _refusal(status: int, body: bytes) -> tuple[str, str]:
+    try:
+        name, message = named_error(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        return f"HTTP {status}", body[:300].decode(errors="replace")
+    return f"{status} {name}", message
+
+
+def _words(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def asked(model: str, ignore_eos: bool) -> dict[str, Any]:
+    """What every request says beside prompt and length. `ignore_eos` is not OpenAI's: said only where it is wanted."""
+    fields: dict[str, Any] = {"model": model, "temperature": 0, "stream": True}
+    fields["stream_options"] = {"include_usage": True}
+    return {**fields, "ignore_eos": True} if ignore_eos else fields

@@ -1,0 +1,125 @@
+"""The flat summary of a run: `vllm bench serve`'s names, and `pdd_*` where the server is pddbed. Pure."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean, pstdev
+from typing import Any
+
+from experiments.bench.goodput import is_good
+from experiments.framework.figures import percentile
+
+TIMES = ("ttft", "tpot", "itl", "e2el")
+ALWAYS = (50.0, 90.0, 95.0, 99.0)
+LATE_MS = 20.0  # of starting a request, as in `skew`: later, and the load was another one
+Rows = Sequence[Mapping[str, Any]]
+
+
+def percentile_name(value: float) -> str:
+    """p99, p99.9: as vllm has it."""
+    return f"p{value:g}"
+
+
+def summarise(
+    rows: Rows, duration_s: float, limits: Mapping[str, float], percentiles: Sequence[float] = ()
+) -> dict[str, Any]:
+    """From lines of requests.jsonl. Times are of answered requests; `*_throughput` per second of the whole run."""
+    done = [row for row in rows if row["success"]]
+    inputs, outputs = (sum(row[key] for row in done) for key in ("input_len", "output_len"))
+    seconds = duration_s or math.inf
+    found: dict[str, Any] = {
+        "duration": duration_s,
+        "completed": len(done),
+        "failed": len(rows) - len(done),
+        "errors": dict(Counter(row["pdd_failure"] for row in rows if not row["success"]).most_common()),
+        "total_input_tokens": inputs,
+        "total_output_tokens": outputs,
+        "request_throughput": len(done) / seconds,
+        "output_throughput": outputs / seconds,
+        "total_token_throughput": (inputs + outputs) / seconds,
+        "max_concurrent_requests": _most_at_once(rows),
+    }
+    if limits:
+        good = sum(is_good(row, limits) for row in done)
+        found["request_goodput"] = good / seconds
+        found["pdd_good_share"] = good / len(rows) if rows else 0.0
+    asked = sorted({*ALWAYS, *percentiles})
+    for metric in TIMES:
+        found.update(_spread(f"{metric}_ms", [value * 1000 for value in _values(done, metric)], asked))
+    found.update(_start(rows))
+    if any("pdd_pipeline" in row for row in done):
+        found.update(_of_the_lab(done, asked))
+    return found
+
+
+def _values(rows: Rows, metric: str) -> list[float]:
+    """Of all answers; `itl` of all their tokens."""
+    if metric == "itl":
+        return [gap for row in rows for gap in row["itl"]]
+    return [row[metric] for row in rows if row[metric] is not None]
+
+
+def _spread(name: str, values: Sequence[float], percentiles: Sequence[float]) -> dict[str, float]:
+    """mean_NAME, median_NAME, std_NAME, pQ_NAME; nothing of no value."""
+    if not values:
+        return {}
+    ordered = sorted(values)
+    found = {f"mean_{name}": fmean(ordered), f"median_{name}": percentile(ordered, 0.5), f"std_{name}": pstdev(ordered)}
+    return found | {f"{percentile_name(q)}_{name}": percentile(ordered, q / 100) for q in percentiles}
+
+
+def _most_at_once(rows: Rows) -> int:
+    events = sorted([(row["pdd_start_s"], 1) for row in rows] + [(row["pdd_end_s"], -1) for row in rows])
+    most = now = 0
+    for _, step in events:
+        now += step
+        most = max(most, now)
+    return most
+
+
+def _start(rows: Rows) -> dict[str, Any]:
+    """Whether the client kept to its schedule, where it had one, and what --concurrency held back."""
+    late = [row["pdd_late_ms"] for row in rows if row["pdd_late_ms"] is not None]
+    held = [row["pdd_held_ms"] for row in rows if row["pdd_held_ms"] > LATE_MS]
+    found: dict[str, Any] = {}
+    if late:
+        found["pdd_late_starts"] = sum(value > LATE_MS for value in late)
+        found["pdd_p99_late_ms"] = percentile(late, 0.99)
+    if held:
+        found["pdd_held_requests"] = len(held)
+        found["pdd_max_held_ms"] = max(held)
+    return found
+
+
+def late_reasons(summary: Mapping[str, Any]) -> Iterator[str]:
+    """Why the load was not the one that was asked for."""
+    if summary.get("pdd_p99_late_ms", 0.0) > LATE_MS:
+        yield (
+            f"the client could not keep to the schedule: {summary['pdd_late_starts']} requests started more than "
+            f"{LATE_MS:.0f} ms late (p99 {summary['pdd_p99_late_ms']:.0f} ms)"
+        )
+
+
+def _of_the_lab(rows: Rows, percentiles: Sequence[float]) -> dict[str, Any]:
+    """Of answered requests of a pddbed gateway, from the records that it keeps."""
+    noted = [row for row in rows if "pdd_pipeline" in row]
+    relay, main = (sum(row[f"pdd_{role}_tokens"] for row in noted) for role in ("rld", "md"))
+    found: dict[str, Any] = {
+        "pdd_pipelines": dict(Counter(row["pdd_pipeline"] for row in noted).most_common()),
+        "pdd_rld_tokens": relay,
+        "pdd_md_tokens": main,
+        "pdd_rld_share": relay / (relay + main) if relay + main else None,
+        "pdd_replays": sum(row["pdd_replays"] for row in noted),
+    }
+    for cache in ("p", "md"):
+        known = [row for row in noted if row[f"pdd_{cache}_hit"] is not None]
+        tokens = sum(row["input_len"] for row in known)
+        hit = sum(row[f"pdd_{cache}_hit"] * row["input_len"] for row in known)
+        found[f"pdd_{cache}_hit"] = hit / tokens if tokens else None
+    deltas = [row["pdd_delta_bytes"] for row in noted if row["pdd_delta_bytes"] is not None]
+    found["pdd_total_delta_bytes"] = sum(deltas)
+    found["pdd_mean_delta_bytes"] = fmean(deltas) if deltas else None
+    for field in ("pdd_kv_queue_ms", "pdd_kv_xfer_ms", "pdd_handoff_pause_ms", "pdd_gateway_queue_ms"):
+        found.update(_spread(field, [row[field] for row in noted if row[field] is not None], percentiles))
+    modes = Counter(row["pdd_handoff_mode"] for row in noted if row["pdd_handoff_mode"])
+    return found | ({"pdd_handoffs": dict(modes.most_common())} if modes else {})

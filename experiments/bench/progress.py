@@ -1,0 +1,110 @@
+"""How far a run is, on stderr: a bar with running, finished and failed on a terminal, a line now and then elsewhere."""
+
+import time
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Self
+
+import click
+
+from experiments.bench.outcome import Outcome
+
+LINE_EVERY_S = 15.0
+REDRAW_S = 0.1
+
+
+class BenchProgress:
+    """A context manager, told of each request."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        self._count = 0
+        self._last_due_s = 0.0
+        self._running = self._done = self._failed = 0
+        self._began = self._said = self._drawn = time.monotonic()
+        self._quiet = quiet
+        console = Console(stderr=True)
+        self._bar: Any = None
+        if console.is_terminal:
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[more]}"),
+            )
+            self._bar = Progress(*columns, console=console, transient=True)
+            self._task = self._bar.add_task("starting", total=None, more="")
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def step(self, text: str) -> None:
+        """Something without a measure of its own goes on."""
+        if self._bar is not None:
+            self._bar.update(self._task, description=text.replace("[", r"\["), more="")
+        else:
+            self._line(f"{text} ...")
+
+    def expect(self, count: int, last_due_s: float) -> None:
+        """How many requests there will be, and when the last one is due (0 where none is)."""
+        self._count, self._last_due_s = count, last_due_s
+
+    def begin(self) -> None:
+        """The load begins now."""
+        self._began = time.monotonic()
+        if self._bar is not None:
+            self._bar.update(self._task, description="requests", total=self._count)
+
+    def started(self) -> None:
+        self._running += 1
+        self._show()
+
+    def finished(self, outcome: Outcome) -> None:
+        self._running -= 1
+        self._done += 1
+        self._failed += not outcome.success
+        self._show()
+
+    def words(self) -> str:
+        failed = f", {self._failed} failed" if self._failed else ""
+        left = self._left_s()
+        return f"{self._running} running{failed}" + ("" if left is None else f", about {_clock(left)} left")
+
+    def _left_s(self) -> float | None:
+        """As long as what is done took, and not before the last request is due; nothing to say at first."""
+        taken_s = time.monotonic() - self._began
+        due_s = self._last_due_s - taken_s
+        if not self._done:
+            return due_s if due_s > 0 else None
+        pace_s = taken_s / self._done * (self._count - self._done)
+        return max(due_s, pace_s if not self._last_due_s or due_s <= 0 else 0.0, 0.0)
+
+    def _show(self) -> None:
+        now = time.monotonic()
+        if self._bar is not None:
+            if now - self._drawn > REDRAW_S:
+                self._drawn = now
+                self._bar.update(self._task, completed=self._done, more=self.words())
+        elif now - self._said > LINE_EVERY_S:
+            self._line(f"{self._done} of {self._count} requests done, {self.words()}")
+
+    def _line(self, text: str) -> None:
+        self._said = time.monotonic()
+        if not self._quiet:
+            with suppress(OSError):
+                click.echo(text, err=True)
+
+
+def _clock(seconds: float) -> str:
+    whole = round(seconds)
+    return f"{whole} s" if whole < 90 else f"{whole // 60} min {whole % 60} s"

@@ -1,0 +1,51 @@
+"""What the lab itself noted of the requests: its requests.jsonl, read from where it ended before the run.
+
+A streamed answer ends with the record so far; KV that still crosses the WAN then, and what the workers do afterwards,
+is only in the line that is written when every worker has let the request go.
+"""
+
+import json
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+PATIENCE_S = 60.0  # without a new line
+EVERY_S = 0.05
+
+
+class LabRecords:
+    """`file`: a lab's requests.jsonl, which need not exist yet."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._read = file.stat().st_size if file.exists() else 0
+        self._found: dict[str, dict[str, Any]] = {}
+
+    def gather(
+        self, requests: Collection[str], waiting: Callable[[int], None], patience_s: float = PATIENCE_S
+    ) -> dict[str, dict[str, Any]]:
+        """Records by request id, of as many of `requests` as are written in time. `waiting` is told how many lack."""
+        wanted = set(requests)
+        deadline = time.monotonic() + patience_s
+        while True:
+            if self._read_on():
+                deadline = time.monotonic() + patience_s
+            missing = wanted - self._found.keys()
+            if not missing or time.monotonic() > deadline:
+                return {name: self._found[name] for name in wanted - missing}
+            waiting(len(missing))
+            time.sleep(EVERY_S)
+
+    def _read_on(self) -> int:
+        """How many lines were new."""
+        if not self._file.exists():
+            return 0
+        with self._file.open("rb") as stream:
+            stream.seek(self._read)
+            *lines, _ = stream.read().split(b"\n")
+        for line in lines:
+            self._read += len(line) + 1
+            record = json.loads(line)
+            self._found[record["request_id"]] = record
+        return len(lines)

@@ -1,0 +1,141 @@
+"""One run against one server: warm up, send the load, stop in good order, gather what the lab noted."""
+
+import asyncio
+import resource
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from experiments.bench.bodies import WARM_UP_TOKENS, Bodies
+from experiments.bench.client import LOST, Api, ApiError
+from experiments.bench.drive import Drive, Driven
+from experiments.bench.load import Planned
+from experiments.bench.outcome import Outcome, merge
+from experiments.bench.progress import BenchProgress
+from experiments.bench.records import LabRecords
+from experiments.traces.trace import Request
+
+WARM_UP_AT_ONCE = 4
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`first`: requests of the load's own that come before it, not measured; `warm_up`: short ones before those."""
+
+    load: Sequence[Planned]
+    first: Sequence[Request]
+    bodies: Bodies
+    concurrency: int | None
+    warm_up: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """`rows`: lines of requests.jsonl. `why`: what stopped the run (interrupted, gone); empty at its proper end."""
+
+    rows: list[dict[str, Any]]
+    duration_s: float
+    under_way: int
+    not_sent: int
+    why: str
+    unrecorded: int
+
+
+async def run(api: Api, plan: Plan, progress: BenchProgress, records: LabRecords | None) -> Result:
+    """Raises ApiError when the server answers none of the first requests."""
+    await _warm_up(api, plan, progress)
+
+    async def send(planned: Planned, outcome: Outcome) -> None:
+        await api.answer(plan.bodies.body(planned.request), outcome)
+
+    async def still_there(outcome: Outcome) -> bool:
+        return outcome.reason not in LOST or await api.is_there()
+
+    drive = Drive(plan.load, send, still_there, progress, plan.concurrency)
+    progress.begin()
+    with _stopping(drive):
+        driven = await drive.run()
+    return _gathered(driven, progress, records)
+
+
+async def _warm_up(api: Api, plan: Plan, progress: BenchProgress) -> None:
+    """Short requests one after the other, then the load's own. The first steps of a model are slow."""
+    progress.step("warming up")
+    for number in range(plan.warm_up):
+        await _must(api, plan.bodies.warm_up(number), WARM_UP_TOKENS)
+    free = asyncio.Semaphore(WARM_UP_AT_ONCE)
+
+    async def one(request: Request) -> None:
+        async with free:
+            await _must(api, plan.bodies.body(request), request.input_tokens)
+
+    await asyncio.gather(*map(one, plan.first))
+
+
+async def _must(api: Api, body: bytes, tokens: int) -> None:
+    outcome = Outcome(-1, tokens)
+    await api.answer(body, outcome)
+    if not outcome.success:
+        raise ApiError(f"{api.url} does not answer a first request: {outcome.reason}: {outcome.message}")
+
+
+@contextmanager
+def _stopping(drive: Drive) -> Iterator[None]:
+    """The first Ctrl-C keeps what is done; the second is as elsewhere."""
+    loop = asyncio.get_running_loop()
+    caught = (signal.SIGINT, signal.SIGTERM)
+
+    def stop() -> None:
+        drive.stop("interrupted")
+        release()
+
+    def release() -> None:
+        for number in caught:
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.default_int_handler)
+
+    for number in caught:
+        loop.add_signal_handler(number, stop)
+    try:
+        yield
+    finally:
+        release()
+
+
+def _gathered(driven: Driven, progress: BenchProgress, records: LabRecords | None) -> Result:
+    rows = [outcome.row(driven.begin_ns) for outcome in driven.outcomes]
+    noted = {outcome.request_id: outcome.record for outcome in driven.outcomes if outcome.record is not None}
+    unrecorded = 0
+    if records is not None:
+        wanted = [outcome.request_id for outcome in driven.outcomes if outcome.success]
+        written: dict[str, dict[str, Any]] = {}
+        with suppress(KeyboardInterrupt):
+            patience = {"patience_s": 2.0} if driven.why else {}
+            written = records.gather(
+                wanted,
+                lambda missing: progress.step(f"waiting for the lab's records of {missing} requests"),
+                **patience,
+            )
+        unrecorded = len(wanted) - len(written)
+        noted |= written
+    for row in rows:
+        if (record := noted.get(row["request_id"])) is not None:
+            merge(row, record)
+    return Result(
+        rows,
+        max(0, driven.end_ns - driven.begin_ns) / 1e9,
+        driven.under_way,
+        driven.not_sent,
+        driven.why,
+        unrecorded,
+    )
+
+
+def allow_connections() -> None:
+    """As many sockets as this user may have: each request that is under way takes one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
