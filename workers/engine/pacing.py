@@ -5,8 +5,8 @@ from the last due time and not from when that step really ended: what timers and
 next, and a step that was late does not push the later ones. Who holds a step, and where, is the runner's business.
 
 What a step costs (`Profile.step_ns`): each prompt token its share of prefill; one pass of decode for all sequences that
-are in their answers, more for each further one; and for each sequence that has several answer tokens in the step (an
-extend at a hand-over, guesses) so much more a token. Prompts are computed one after the other (`schedule_paced`).
+are in their answers, more for each further one; and each answer token of a sequence that has several in the step (an
+extend at a hand-over, guesses) so much more. Prompts are computed one after the other (`schedule_paced`).
 """
 
 from __future__ import annotations
@@ -28,22 +28,27 @@ PROMPT_STEP_NS = 250_000_000
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a step computes: tokens of prompts; sequences that are in their answers, and how many tokens of these."""
+    """What a step computes: tokens of prompts; sequences with one answer token; those with several, and how many."""
 
     prompt_tokens: int = 0
-    answering: int = 0
-    answer_tokens: int = 0
+    decoding: int = 0
+    extending: int = 0
+    extend_tokens: int = 0
 
 
 def work_of(chunks: Iterable[Chunk]) -> Work:
-    """Of a step's chunks, guesses included. A token's position says whether it is of the prompt."""
-    prompt_tokens = answering = answer_tokens = 0
+    """Of a step's chunks. A token's position says whether it is of the prompt; a guess is computed as an extended one,
+    along with its sequence's decode.
+    """
+    prompt_tokens = decoding = extending = extend_tokens = 0
     for chunk in chunks:
         of_prompt = min(chunk.count, max(0, chunk.sequence.prompt_len - chunk.sequence.computed))
+        answer = chunk.count - of_prompt
         prompt_tokens += of_prompt
-        answering += chunk.tokens > of_prompt
-        answer_tokens += chunk.tokens - of_prompt
-    return Work(prompt_tokens, answering, answer_tokens)
+        decoding += answer == 1
+        extending += answer > 1
+        extend_tokens += (answer if answer > 1 else 0) + len(chunk.draft)
+    return Work(prompt_tokens, decoding, extending, extend_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +56,8 @@ class Profile:
     """How fast some hardware is, in the lab's own tokens and times (whatever scale it has). Times in ns.
 
     `decode_step_ns` is a step of one sequence, `decode_sequence_ns` what each further one adds. `extend_token_ns` is
-    what each answer token adds that is computed with others of its sequence.
+    what each answer token adds that is computed with others of its sequence, and `extend_pass_ns` what a step takes
+    besides in which nobody decodes (None: as a decode step; less, where a scale lets a decode step stand for several).
     """
 
     name: str
@@ -59,18 +65,22 @@ class Profile:
     decode_step_ns: float
     extend_token_ns: float
     decode_sequence_ns: float = 0.0
+    extend_pass_ns: float | None = None
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if name != "name" and not (isinstance(value, int | float) and 0 <= value < math.inf):
+            if name == "name" or (name == "extend_pass_ns" and value is None):
+                continue
+            if not (isinstance(value, int | float) and 0 <= value < math.inf):
                 raise ValueError(f"profile {self.name}: {name} is {value!r}; it must be a number of ns, 0 or more")
 
     def step_ns(self, work: Work) -> int:
         """How long a step takes."""
-        ns = work.prompt_tokens * self.prefill_token_ns
-        if work.answering:
-            ns += self.decode_step_ns + (work.answering - 1) * self.decode_sequence_ns
-            ns += (work.answer_tokens - work.answering) * self.extend_token_ns
+        ns = work.prompt_tokens * self.prefill_token_ns + work.extend_tokens * self.extend_token_ns
+        one_pass = self.decode_step_ns if work.decoding or self.extend_pass_ns is None else self.extend_pass_ns
+        answering = work.decoding + work.extending
+        if answering:
+            ns += one_pass + (answering - 1) * self.decode_sequence_ns
         return round(ns)
 
     def prompt_step_tokens(self, at_most: int) -> int:

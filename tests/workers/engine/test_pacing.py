@@ -16,7 +16,7 @@ from workers.models import LoadedModel
 
 MS = 1_000_000
 CHIP = Profile("chip", prefill_token_ns=100_000, decode_step_ns=10 * MS, extend_token_ns=500_000)
-DECODE = Work(answering=1, answer_tokens=1)
+DECODE = Work(decoding=1)
 
 
 def sequence(prompt_len: int, answer: int = 0, computed: int = 0) -> Sequence:
@@ -26,25 +26,31 @@ def sequence(prompt_len: int, answer: int = 0, computed: int = 0) -> Sequence:
 def test_a_step_costs_its_prompt_tokens_and_one_pass_of_decode() -> None:
     assert CHIP.step_ns(Work(prompt_tokens=64)) == 6_400_000
     assert CHIP.step_ns(DECODE) == 10 * MS
-    assert CHIP.step_ns(Work(answering=8, answer_tokens=8)) == 10 * MS
-    assert CHIP.step_ns(Work(prompt_tokens=64, answering=1, answer_tokens=1)) == 16_400_000
+    assert CHIP.step_ns(Work(decoding=8)) == 10 * MS
+    assert CHIP.step_ns(Work(prompt_tokens=64, decoding=1)) == 16_400_000
     grows = replace(CHIP, decode_sequence_ns=1 * MS)
-    assert grows.step_ns(Work(answering=8, answer_tokens=8)) == 17 * MS
+    assert grows.step_ns(Work(decoding=8)) == 17 * MS
+    assert grows.step_ns(Work(decoding=7, extending=1, extend_tokens=4)) == 19 * MS
 
 
-def test_an_extend_costs_a_pass_and_its_further_tokens() -> None:
-    """100 ids at a hand-over: the first is a pass of decode, the others are computed along with it."""
+def test_an_extend_costs_a_pass_and_its_tokens() -> None:
     extend = work_of([Chunk(sequence(50, 100, computed=50), 100)])
-    assert extend == Work(0, 1, 100)
-    assert CHIP.step_ns(extend) == 10 * MS + 99 * 500_000
+    assert extend == Work(extending=1, extend_tokens=100)
+    assert CHIP.step_ns(extend) == 10 * MS + 100 * 500_000
+    decode = Chunk(sequence(50, 1, computed=50), 1)
+    beside = work_of([Chunk(sequence(50, 100, computed=50), 100), decode])
+    assert CHIP.step_ns(beside) == CHIP.step_ns(extend), "one pass for all"
+    scaled = replace(CHIP, extend_pass_ns=2 * MS)
+    assert scaled.step_ns(extend) == 52 * MS
+    assert scaled.step_ns(beside) == 60 * MS
 
 
 def test_a_tokens_position_says_whether_it_is_of_the_prompt() -> None:
     assert work_of([Chunk(sequence(50), 50)]) == Work(prompt_tokens=50)
     assert work_of([Chunk(sequence(50, 1, computed=50), 1)]) == DECODE
-    assert work_of([Chunk(sequence(50, 1, computed=50), 1, draft=(3, 4))]) == Work(0, 1, 3)
+    assert work_of([Chunk(sequence(50, 1, computed=50), 1, draft=(3, 4))]) == Work(0, 1, 0, 2)
     # of a sequence that lost its memory in mid-answer
-    assert work_of([Chunk(sequence(50, 7, computed=40), 17)]) == Work(10, 1, 7)
+    assert work_of([Chunk(sequence(50, 7, computed=40), 17)]) == Work(10, 0, 1, 7)
 
 
 def test_prompts_are_computed_one_after_the_other_and_decodes_go_along() -> None:
@@ -192,7 +198,7 @@ def test_closing_does_not_wait_for_a_step_that_is_held(tiny: LoadedModel) -> Non
 def test_a_paced_answer_takes_its_profiles_time_within_a_percent(tiny: LoadedModel) -> None:
     async def scenario() -> tuple[float, float, PaceCounts]:
         runner = EngineRunner(
-            tiny, BlockPool(tiny.config, 40), threads=1, profile=Profile("chip", 1 * MS, 20 * MS, 0.5 * MS)
+            tiny, BlockPool(tiny.config, 40), threads=1, profile=Profile("chip", 4 * MS, 30 * MS, 0.5 * MS)
         )
         runner.start()
         made = runner.new_sequence("a", prompt(tiny, 300), 300, Sampling(max_tokens=51, ignore_eos=True))
@@ -205,9 +211,9 @@ def test_a_paced_answer_takes_its_profiles_time_within_a_percent(tiny: LoadedMod
         counts = runner.pace
         await runner.close()
         assert counts is not None
-        return (first_ns - began_ns) / 300e6, (last_ns - first_ns) / (50 * 20e6), counts
+        return (first_ns - began_ns) / 1200e6, (last_ns - first_ns) / (50 * 30e6), counts
 
     prefill, decode, counts = asyncio.run(scenario())
     assert prefill == pytest.approx(1, rel=0.01)
     assert decode == pytest.approx(1, rel=0.01)
-    assert counts.steps == 52  # 300 tokens of prefill in steps of up to 250
+    assert counts.steps == 50 + 5  # 300 tokens of prefill in steps of up to 62: 250 ms
