@@ -49,6 +49,8 @@ class Serving:
     kv_wan_dtype: str = "same"
     kv_rate_bps: int | None = None
     """Of each connection for KV across the WAN; None: no limit of its own."""
+    kv_bytes_per_token: int | None = None
+    """What the lab's scale is made for; None: it has none."""
     kv_send: str = "after-prefill"
     max_running: int = 256
     max_waiting: int = 1024
@@ -258,6 +260,7 @@ class _Reader:
             kv_warm=(pool or {}).get("warm", defaults.kv_warm),
             kv_wan_dtype=(pool or {}).get("wan_dtype", defaults.kv_wan_dtype),
             kv_rate_bps=(pool or {}).get("rate"),
+            kv_bytes_per_token=fields.get("kv_bytes_per_token"),
             kv_send=str(fields.get("kv_send", defaults.kv_send)),
             kv_chunk=fields.get("kv_chunk", defaults.kv_chunk),
             max_running=fields.get("max_running", defaults.max_running),

@@ -48,6 +48,7 @@ def host_environment(plan: LabPlan, host: HostPlan, secret: str, records: str) -
         "PDDBED_RECORDS": records,
         "PDDBED_EVENTS": str(Record(Path(records).parent).events_socket),
         "PDDBED_SEED": str(plan.seed),
+        **({"PDDBED_PROFILE": json.dumps(dict(host.pace))} if host.pace else {}),
         **dict(host.environment),
     }
 

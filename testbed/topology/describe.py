@@ -9,7 +9,7 @@ from typing import Any
 
 from testbed.congestion.describe import describe_timeline
 from testbed.impairment import BernoulliLoss, Impairment
-from testbed.topology.plan import HostPlan, LabPlan, RoutePlan, WanPlan
+from testbed.topology.plan import HostPlan, LabPlan, RoutePlan, ScalePlan, WanPlan
 from testbed.units import format_percent, short_duration, short_percent, short_rate, short_size
 
 
@@ -24,12 +24,41 @@ def describe(plan: LabPlan) -> list[str]:
             lines.append(f"    {host.name:<{width}}  {host.address.ip!s:<15}  {_host(host)}".rstrip())
     for wan in plan.wans:
         lines += [f"  {line}" for line in _wan(wan)]
+    if plan.scale is not None:
+        lines += [f"  {line}" for line in _scale(plan, plan.scale)]
+    lines += [f"  {line}" for line in _paces(plan)]
     lines += [f"  {_route(route)}" for route in plan.routes if len(route.links) > 1]
     if plan.congestion is not None:
         lines += [f"  congestion {line}" for line in describe_timeline(plan.congestion)]
     if any(host.role == "gateway" for host in plan.hosts):
         lines.append(f"  OpenAI API on http://{plan.api_address}:{plan.api_port}/v1, model {plan.model['name']}")
     return lines
+
+
+def _scale(plan: LabPlan, scale: ScalePlan) -> Iterator[str]:
+    factors, block = scale.scale, plan.serving["block_size"]
+    yield (
+        f"scale: prompt tokens 1:{factors.prompt_scale}, answer tokens 1:{factors.output_scale}, times "
+        f"1:{factors.time_compression:g}; all numbers here are the lab's"
+    )
+    yield (
+        f"  bytes 1:{scale.byte_ratio:.4g}: KV of a token has {scale.lab_kv_bytes:,} bytes, "
+        f"{scale.deployment_kv_bytes:,} in the deployment"
+    )
+    rate = plan.serving["kv_pool"]["rate"]
+    each = f"; {short_rate(rate, 4)} for each KV connection" if rate is not None else ""
+    yield f"  KV blocks of {block} token{'' if block == 1 else 's'} ({scale.block_tokens} of the deployment's){each}"
+
+
+def _paces(plan: LabPlan) -> Iterator[str]:
+    for name, pace in {host.profile: dict(host.pace) for host in plan.hosts if host.pace}.items():
+        further = pace["decode_sequence_ns"]
+        yield (
+            f"profile {name}: prefill {1e9 / pace['prefill_token_ns']:.4g} tokens/s, decode "
+            f"{short_duration(pace['decode_step_ns'], 4)} a step"
+            + (f" and {short_duration(further)} for each further sequence" if further else "")
+            + f", extend {1e9 / pace['extend_token_ns']:.4g} tokens/s"
+        )
 
 
 def describe_direction(impairment: Impairment) -> str:
@@ -71,6 +100,8 @@ def plan_as_dict(plan: LabPlan) -> dict[str, Any]:
 def _host(host: HostPlan) -> str:
     # A command may be several lines of YAML.
     parts = [host.role or (f"runs {' '.join(host.command.split())}" if host.command else "plain host")]
+    if host.pace:
+        parts.append(f"paced as {host.profile}")
     if host.affinity:
         parts.append(f"CPU {', '.join(map(str, host.affinity))}")
     if host.quota is not None:

@@ -49,8 +49,9 @@ def text_of(value: Any, accepted: str) -> str:
 class Reads:
     """Annotates a type with the function that makes it from YAML, and the JSON Schema of what that takes."""
 
-    def __init__(self, read: Callable[[Any], Any], **schema: Any) -> None:
+    def __init__(self, read: Callable[[Any], Any], kind: Quantity | None = None, **schema: Any) -> None:
         self.read = read
+        self.kind = kind
         self._schema = schema
 
     def __get_pydantic_core_schema__(self, _source: Any, _handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -72,7 +73,7 @@ def quantity(kind: Quantity, least: int = 0, most: int | None = None) -> Reads:
         return number
 
     examples = kind.examples.replace(" or ", ", ").split(", ")
-    return Reads(read, type="string", pattern=kind.pattern, description=kind.accepted, examples=examples)
+    return Reads(read, kind, type="string", pattern=kind.pattern, description=kind.accepted, examples=examples)
 
 
 def percent(most: int = 100, *, above_zero: bool = False) -> Reads:
@@ -166,7 +167,7 @@ def _read_algorithm(value: Any) -> str:
 Duration = Annotated[int, quantity(DURATION)]
 Delay = Annotated[int, quantity(DURATION, most=MAX_DELAY_NS)]
 Rate = Annotated[int, quantity(RATE, least=MIN_RATE_BPS)]
-RateOrNone = Annotated[int, Reads(_read_rate_or_none, type="string", pattern=f"^none$|{RATE.pattern}")]
+RateOrNone = Annotated[int, Reads(_read_rate_or_none, RATE, type="string", pattern=f"^none$|{RATE.pattern}")]
 Size = Annotated[int, quantity(SIZE, least=1)]
 Percent = Annotated[float, percent()]
 Quota = Annotated[float, percent(MAX_QUOTA_PERCENT, above_zero=True)]

@@ -19,6 +19,7 @@ from testbed.topology.plan import LabPlan
 from testbed.topology.problems import Problem, TopologyErrors
 from testbed.topology.resolve import resolve
 from testbed.topology.salvage import salvage
+from testbed.topology.scaling import scaled
 from testbed.topology.schema import TopologyFile
 
 
@@ -38,9 +39,10 @@ def plan_from_text(text: str, path: str | Path, name: str | None = None, *, memo
         what = "is empty" if document.data is None else "holds no mapping at its top"
         message = f"{what}; a topology has at least datacenters: (pddbed schema lists all keys)"
         raise TopologyErrors([*document.problems, document.problem((), message)])
-    topology, problems = _validate(document)
+    asked, problems = _validate(document)
     memory = machine_memory_bytes() if memory_bytes is None else memory_bytes
-    findings = run_checks(topology, memory)
+    topology, unscalable = scaled(asked)
+    findings = [*unscalable, *run_checks(topology, memory)]
     problems += [document.problem(found.path, found.message, at_key=found.at_key) for found in findings]
     if name is not None:
         problems += _check_lab_name(name, file)

@@ -10,6 +10,7 @@ from typing import Any
 
 from testbed.congestion.timeline import Timeline
 from testbed.impairment import Impairment
+from testbed.scale import Scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class HostPlan:
     command: str | None = None
     device: str = "cpu"
     profile: str = "native"
+    pace: tuple[tuple[str, Any], ...] = ()  # handed to the worker unread, as PDDBED_PROFILE; empty: no pacing
     affinity: tuple[int, ...] = ()  # CPU numbers; empty: all
     quota: float | None = None  # CPUs; 0.5 is "50%"
     publish: tuple[Publish, ...] = ()
@@ -89,6 +91,21 @@ class RoutePlan:
 
 
 @dataclass(frozen=True, slots=True)
+class ScalePlan:
+    """The deployment that a lab stands for. Everything else of the plan is the lab's own."""
+
+    scale: Scale
+    deployment_kv_bytes: int  # a token
+    lab_kv_bytes: int
+    block_tokens: int  # the deployment's
+
+    @property
+    def byte_ratio(self) -> float:
+        """The deployment's KV of a prompt over the lab's."""
+        return self.scale.byte_ratio(self.deployment_kv_bytes, self.lab_kv_bytes)
+
+
+@dataclass(frozen=True, slots=True)
 class LabPlan:
     """A whole lab, ready to build."""
 
@@ -103,6 +120,7 @@ class LabPlan:
     api_address: str = "127.0.0.1"
     api_port: int = 8000
     congestion: Timeline | None = None  # begins when the lab is up
+    scale: ScalePlan | None = None
 
     @property
     def hosts(self) -> tuple[HostPlan, ...]:

@@ -11,9 +11,11 @@ from testbed.links.base import DIRECTIONS
 from testbed.topology.addresses import assign_hosts, router_address, wan_addresses
 from testbed.topology.checks.names import wan_name
 from testbed.topology.directions import effective, impairment, rtt_ns
-from testbed.topology.plan import DatacenterPlan, HostPlan, LabPlan, WanPlan
+from testbed.topology.plan import DatacenterPlan, HostPlan, LabPlan, ScalePlan, WanPlan
+from testbed.topology.profiles import NATIVE, pace_of, speeds_of
 from testbed.topology.routes import routes
-from testbed.topology.schema import Datacenter, Host, TopologyFile
+from testbed.topology.scaling import scale_of
+from testbed.topology.schema import Host, TopologyFile
 
 WORKER_PORT = 7000  # the same everywhere: every host has an address of its own
 
@@ -26,24 +28,26 @@ def resolve(file: TopologyFile, name: str, path: Path | None) -> LabPlan:
         name=name,
         seed=file.seed,
         file=path,
-        datacenters=tuple(_datacenter(key, section) for key, section in file.datacenters.items()),
+        datacenters=tuple(_datacenter(file, key) for key in file.datacenters),
         wans=wans,
         routes=routes(tuple(file.datacenters), wans),
         model=_model(file, path),
-        serving=file.serving.model_dump(mode="json"),
+        serving=_serving(file),
         api_address=api_address,
         api_port=api_port,
+        scale=_scale(file),
     )
 
 
-def _datacenter(name: str, section: Datacenter) -> DatacenterPlan:
+def _datacenter(file: TopologyFile, name: str) -> DatacenterPlan:
+    section = file.datacenters[name]
     subnet = section.subnet
     addresses = assign_hosts(subnet, {key: host.address for key, host in section.hosts.items()})
     return DatacenterPlan(
         name=name,
         subnet=subnet,
         router_address=IPv4Interface((router_address(subnet), subnet.prefixlen)),
-        hosts=tuple(_host(key, name, host, addresses[key]) for key, host in section.hosts.items()),
+        hosts=tuple(_host(file, key, name, host, addresses[key]) for key, host in section.hosts.items()),
         switch=section.switch,
         fabric_mtu=section.fabric.mtu,
         fabric_rate_bps=section.fabric.rate,
@@ -51,7 +55,7 @@ def _datacenter(name: str, section: Datacenter) -> DatacenterPlan:
     )
 
 
-def _host(name: str, datacenter: str, host: Host, address: IPv4Interface) -> HostPlan:
+def _host(file: TopologyFile, name: str, datacenter: str, host: Host, address: IPv4Interface) -> HostPlan:
     # A program of the user's listens where it likes; what it publishes is the best that is known.
     published = host.publish[0].host_port if host.publish and host.role is None else WORKER_PORT
     return HostPlan(
@@ -62,12 +66,35 @@ def _host(name: str, datacenter: str, host: Host, address: IPv4Interface) -> Hos
         role=host.role,
         command=host.command,
         device=host.device or "cpu",
-        profile=host.profile or "native",
+        profile=host.profile or NATIVE,
+        pace=_pace(file, host.profile),
         affinity=host.cpu.affinity or (),
         quota=host.cpu.quota,
         publish=host.publish,
         environment=tuple(host.environment.items()),
     )
+
+
+def _pace(file: TopologyFile, profile: str | None) -> tuple[tuple[str, Any], ...]:
+    if profile in (None, NATIVE):
+        return ()
+    scale = scale_of(file.scale) if file.scale is not None else None
+    return tuple(pace_of(profile, speeds_of(file.profiles, profile), scale).items())
+
+
+def _serving(file: TopologyFile) -> dict[str, Any]:
+    """As the workers read it; with a scale they check that their model's KV is what it is made for."""
+    serving = file.serving.model_dump(mode="json")
+    if file.scale is not None:
+        serving["kv_bytes_per_token"] = file.scale.kv_bytes_per_token.lab
+    return serving
+
+
+def _scale(file: TopologyFile) -> ScalePlan | None:
+    if file.scale is None:
+        return None
+    kv = file.scale.kv_bytes_per_token
+    return ScalePlan(scale_of(file.scale), kv.deployment, kv.lab, file.scale.block_tokens)
 
 
 def _wan(file: TopologyFile, index: int) -> WanPlan:

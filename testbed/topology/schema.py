@@ -7,7 +7,7 @@ and the meaning of what is left out in `resolve`.
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from testbed.topology.endpoints import Address, Endpoint, PublishedPort, Subnet
 from testbed.topology.fields import (
@@ -29,6 +29,8 @@ from testbed.topology.fields import (
     whole,
 )
 from testbed.topology.names import NAME_PATTERN
+from testbed.topology.section import Section, nothing_is_empty
+from testbed.topology.speeds import Profile, ScaleSection
 
 MIN_MTU = 576  # what every IPv4 host must take (RFC 791); TCP's default segment fits it exactly
 MAX_MTU = 65535
@@ -36,14 +38,6 @@ Mtu = Annotated[int, whole(MIN_MTU, MAX_MTU)]
 Role = Literal["gateway", "prefill", "relay-decode", "main-decode"]
 
 
-class Section(BaseModel):
-    """A mapping of the file. Unknown keys are errors, values never change."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-# `serving:` with everything below it commented out is an empty section, not a mistake.
-_nothing_is_empty = BeforeValidator(lambda value: {} if value is None else value)
 _PAIR = Field(min_length=2, max_length=2)
 _NAMED: dict[str, Any] = {"propertyNames": {"pattern": NAME_PATTERN}}
 
@@ -110,7 +104,7 @@ class Wan(Direction):
     )
     mtu: Mtu = Field(default=1500, description="Largest IP packet in bytes.")
     rtt: Delay | None = Field(default=None, description="Round-trip propagation, instead of delay: half each way.")
-    tcp: Annotated[Tcp, _nothing_is_empty] = Field(default_factory=Tcp)
+    tcp: Annotated[Tcp, nothing_is_empty] = Field(default_factory=Tcp)
     forward: Direction | None = Field(default=None, description="What differs from the first datacenter to the second.")
     backward: Direction | None = Field(default=None, description="What differs from the second to the first.")
     cost: Annotated[int, whole(1, 1_000_000)] = Field(default=1, description="Routes take the least total cost.")
@@ -132,8 +126,8 @@ class Host(Section):
     command: Line | None = Field(default=None, description="A program to run instead of a worker (by /bin/sh).")
     address: Address | None = Field(default=None, description="Default: the next free one of the subnet.")
     device: Literal["cpu", "cuda"] | None = Field(default=None, description="Where the worker computes. Default: cpu.")
-    profile: Line | None = Field(default=None, description="Speed it is paced to. Default: native, no pacing.")
-    cpu: Annotated[Cpu, _nothing_is_empty] = Field(default_factory=Cpu)
+    profile: Name | None = Field(default=None, description="Of profiles:, its speed. Default: native, no pacing.")
+    cpu: Annotated[Cpu, nothing_is_empty] = Field(default_factory=Cpu)
     publish: tuple[PublishedPort, ...] = Field(default=(), description="Ports made reachable from this machine.")
     environment: dict[Variable, String] = Field(default_factory=dict, description="Variables of its process.")
 
@@ -150,9 +144,9 @@ class Datacenter(Section):
     """Hosts behind one switch and one border router, which has the subnet's first address."""
 
     subnet: Subnet
-    fabric: Annotated[Fabric, _nothing_is_empty] = Field(default_factory=Fabric)
+    fabric: Annotated[Fabric, nothing_is_empty] = Field(default_factory=Fabric)
     switch: Literal["linux-bridge", "ovs"] = "linux-bridge"
-    hosts: Annotated[dict[HostName, Annotated[Host, _nothing_is_empty]], _nothing_is_empty] = Field(
+    hosts: Annotated[dict[HostName, Annotated[Host, nothing_is_empty]], nothing_is_empty] = Field(
         default_factory=dict, description="Hosts by name.", json_schema_extra=_NAMED
     )
 
@@ -172,6 +166,7 @@ class KvPool(Section):
 
     connections: Annotated[int, whole(1, 256)] = 8
     wan_dtype: Literal["same", "fp8"] = Field(default="same", description="What KV is on the WAN; fp8 is lossy.")
+    rate: Rate | None = Field(default=None, description="Of each connection across the WAN. Left out: no limit.")
     warm: Flag = Field(default=True, description="Open the connections' TCP windows with padding when they are new.")
 
 
@@ -203,7 +198,7 @@ class Serving(Section):
         default=False, description="An answer that ends on RLD does not complete MD's cache: for the experiment."
     )
     block_size: Annotated[int, whole(1, 1024)] = Field(default=16, description="Tokens in a KV block.")
-    kv_pool: Annotated[KvPool, _nothing_is_empty] = Field(default_factory=KvPool)
+    kv_pool: Annotated[KvPool, nothing_is_empty] = Field(default_factory=KvPool)
     kv_send: Literal["after-prefill", "chunked"] = Field(default="after-prefill", description="When P sends KV.")
     max_running: Annotated[int, whole(1, 100_000)] = Field(
         default=256, description="Requests that workers have at once; others wait in the gateway."
@@ -342,11 +337,14 @@ class TopologyFile(Section):
     wan: Annotated[tuple[Wan, ...], BeforeValidator(lambda value: [] if value is None else value)] = Field(
         default=(), description="WAN links between datacenters."
     )
-    model: Annotated[Model, _nothing_is_empty] = Field(default_factory=Model)
-    serving: Annotated[Serving, _nothing_is_empty] = Field(default_factory=Serving)
+    model: Annotated[Model, nothing_is_empty] = Field(default_factory=Model)
+    serving: Annotated[Serving, nothing_is_empty] = Field(default_factory=Serving)
     congestion: Congestion = Field(default=(), description="A timeline of changes, outages and cross traffic.")
-    scale: dict[str, Any] | None = Field(default=None, description="The real deployment that this lab models.")
-    api: Annotated[Api, _nothing_is_empty] = Field(default_factory=Api)
+    profiles: Annotated[dict[Name, Annotated[Profile, nothing_is_empty]], nothing_is_empty] = Field(
+        default_factory=dict, description="Hardware by name, with its speed.", json_schema_extra=_NAMED
+    )
+    scale: ScaleSection | None = Field(default=None, description="The real deployment that this lab models.")
+    api: Annotated[Api, nothing_is_empty] = Field(default_factory=Api)
 
 
 def json_schema() -> dict[str, Any]:

@@ -59,6 +59,12 @@ class Worker(Answers):
             loaded.spec.dtype,
             loaded.spec.device,
         )
+        expected = environment.serving.kv_bytes_per_token
+        if expected not in (None, self.pool.bytes_per_token):
+            raise ValueError(
+                f"the scale is made for {expected} bytes of KV a token, and model {loaded.config.name} has "
+                f"{self.pool.bytes_per_token}; write that as scale.kv_bytes_per_token.lab"
+            )
         self.peers = Peers(
             local_facts(environment, loaded),
             environment.peers,

@@ -10,7 +10,6 @@ from testbed.topology.checks.hosts import hosts_of
 from testbed.topology.problems import Path
 from testbed.topology.salvage import readable
 from testbed.topology.schema import TopologyFile
-from testbed.units import quote
 
 _LATER = "not available in this version of pddbed"
 
@@ -22,8 +21,6 @@ def check_unsupported(file: TopologyFile) -> Iterator[Finding]:
 
 def _asked_for(file: TopologyFile) -> Iterator[tuple[Path, str, str]]:
     """(path, what, what to do instead) of everything that is asked for and not built."""
-    if readable(file.scale) and file.scale:
-        yield ("scale",), "a scale model", "remove it"
     if readable(file.datacenters):
         for name, datacenter in file.datacenters.items():
             path: Path = ("datacenters", name)
@@ -34,5 +31,3 @@ def _asked_for(file: TopologyFile) -> Iterator[tuple[Path, str, str]]:
     for path, _, host in hosts_of(file):
         if host.device == "cuda":
             yield (*path, "device"), "device cuda", "write cpu"
-        if readable(host.profile) and host.profile not in (None, "native"):
-            yield (*path, "profile"), f"profile {quote(host.profile)}", "write native"

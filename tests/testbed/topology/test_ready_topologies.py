@@ -21,6 +21,7 @@ from testbed.topology.schema import (
     TopologyFile,
     Wan,
 )
+from testbed.topology.speeds import KvBytes, Profile, ScaleSection
 
 READY = Path(__file__).parents[3] / "topologies"
 MS = 1_000_000
@@ -70,4 +71,5 @@ def test_the_documentation_names_every_key() -> None:
     text = (READY.parent / "docs" / "topology.md").read_text()
     words = set(re.findall(r"[a-z_]+", text))
     sections = [TopologyFile, Datacenter, Fabric, Host, Cpu, Wan, Queue, Tcp, Model, Serving, KvPool, Api]
+    sections += [Profile, ScaleSection, KvBytes]
     assert {key for section in sections for key in section.model_fields} <= words

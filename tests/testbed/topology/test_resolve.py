@@ -159,7 +159,7 @@ def test_model_and_serving_are_handed_on_in_the_workers_own_units() -> None:
     lab = plan(TWO + "wan: [{between: [a, b]}]\nserving: {relay_threshold: 90%, kv_pool: {connections: 4}}\n")
     assert lab.model == {"name": "tiny", "seed": 0, "dtype": "float32"}
     assert lab.serving["relay_threshold"] == 0.9
-    assert lab.serving["kv_pool"] == {"connections": 4, "wan_dtype": "same", "warm": True}
+    assert lab.serving["kv_pool"] == {"connections": 4, "wan_dtype": "same", "rate": None, "warm": True}
 
 
 @pytest.mark.parametrize(
