@@ -1,0 +1,287 @@
+"""The event loop: a trace's requests through prefill, pool, relay and main decode. Deterministic, a heap of times.
+
+A request's way: `_arrive` (route, prefill queue), `_prefilled`, `_main_ready`, `_asked` (relay hears), `_settle`.
+Prefill is first come first served on each node; what a worker's cache holds is seen everywhere at once.
+"""
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from experiments.sim.caches import SimCache
+from experiments.sim.deployment import Deployment
+from experiments.sim.handover import Relay, hand_over
+from experiments.sim.outcome import Outcome, Run
+from experiments.sim.pool import Pool
+from experiments.sim.variants import Variant
+from experiments.traces.trace import Request, Trace
+from workers.handover import RelayLoad, choose_mode
+from workers.policy import BUSY_TOKENS, Route, WorkerView, route_for
+
+
+@dataclass(eq=False)
+class _Node:
+    """A worker. `free_s`: when the prefills given to it so far are done; `active`: requests not settled on it."""
+
+    name: str
+    role: str
+    cache: SimCache
+    free_s: float = 0.0
+    active: int = 0
+    relaying: int = 0
+
+
+@dataclass(eq=False)
+class _Live:
+    """A request on its way. `path`: its prompt's full blocks."""
+
+    outcome: Outcome
+    path: Sequence[int]
+    route: Route
+    unsettled: set[str] = field(default_factory=set)
+    prefill_end_s: float = 0.0
+    asked_s: float | None = None  # when it wanted a connection
+    holds_connection: bool = False
+    main_has_kv: bool = False
+    relay: Relay | None = None
+    relay_free: bool = False  # it ended there, or main decode goes on
+    dropped: bool = False  # it ended on the relay, and main decode shall not have its KV
+
+
+def simulate(trace: Trace, variant: Variant, deployment: Deployment, warm_up: int = 0) -> Run:
+    """Every request of the trace. The first `warm_up` only fill the caches, before time begins."""
+    return _Simulator(trace, variant, deployment).run(warm_up)
+
+
+class _Simulator:
+    def __init__(self, trace: Trace, variant: Variant, deployment: Deployment) -> None:
+        self._trace, self._variant, self._is = trace, variant, deployment
+        counts = (
+            ("p", "prefill", deployment.prefill_nodes),
+            ("rld", "relay-decode", deployment.relay_nodes),
+            ("md", "main-decode", deployment.main_nodes),
+        )
+        self._nodes = {
+            f"{prefix}{index}": _Node(f"{prefix}{index}", role, SimCache(trace.block_tokens, deployment.cache_tokens))
+            for prefix, role, count in counts
+            for index in range(count)
+        }
+        self._all = frozenset(self._nodes)
+        self._pools: dict[tuple[str, str], Pool[_Live]] = {}
+        self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._scheduled = 0
+        self._now_s = 0.0
+        self._weight = round(deployment.busy_tokens / BUSY_TOKENS)  # the policy's own weight is for a lab's tokens
+
+    def run(self, warm_up: int) -> Run:
+        requests = self._trace.requests
+        self._warm(requests[:warm_up])
+        outcomes = []
+        for index, request in enumerate(requests[warm_up:]):
+            tokens = min(request.input_tokens, self._is.context_tokens)
+            outcome = Outcome(index, request.time_ns / 1e9, tokens, max(1, request.output_tokens))
+            outcomes.append(outcome)
+            path = request.blocks[: tokens // self._trace.block_tokens]
+            self._at(outcome.arrival_s, self._arrive, outcome, path)
+        while self._events:
+            self._now_s, _, act, arguments = heapq.heappop(self._events)
+            act(*arguments)
+        return Run(self._variant.name, outcomes)
+
+    def _warm(self, requests: Sequence[Request]) -> None:
+        """Prompts go round the nodes of each role, as they would one after the other."""
+        by_role: dict[str, list[_Node]] = {}
+        for node in self._nodes.values():
+            by_role.setdefault(node.role, []).append(node)
+        for index, request in enumerate(requests):
+            path = request.blocks[: min(request.input_tokens, self._is.context_tokens) // self._trace.block_tokens]
+            for nodes in by_role.values():
+                nodes[index % len(nodes)].cache.keep(path)
+
+    def _at(self, time_s: float, act: Callable[..., None], *arguments: Any) -> None:
+        self._scheduled += 1  # equal times keep the order in which they were scheduled
+        heapq.heappush(self._events, (time_s, self._scheduled, act, arguments))
+
+    # -- prefill -----------------------------------------------------------------------------------------------
+
+    def _arrive(self, outcome: Outcome, path: Sequence[int]) -> None:
+        route = self._route(outcome, path)
+        live = _Live(outcome, path, route)
+        outcome.pipeline, outcome.prefill = route.pipeline, route.prefill
+        if route.main is not None:
+            outcome.md_hit = route.hit_rate
+        for name in route.workers:
+            self._nodes[name].active += 1
+            live.unsettled.add(name)
+        if route.pipeline == "md":  # prfaas: the request itself crosses, then main decode does it all
+            outcome.md_hit = self._nodes[route.prefill].cache.matched(path) / outcome.prompt_tokens
+            self._at(self._now_s + self._is.rtt_s / 2, self._begin_prefill, live)
+        else:
+            self._begin_prefill(live)
+
+    def _route(self, outcome: Outcome, path: Sequence[int]) -> Route:
+        views = [
+            WorkerView(node.name, node.role, self._weight * node.active, self._all, node.cache.matched(path))
+            for node in self._nodes.values()
+        ]
+        is_, policy = self._is, self._variant.policy
+        return route_for(policy, is_.relay_threshold, outcome.prompt_tokens, views, is_.offload_tokens)
+
+    def _begin_prefill(self, live: _Live) -> None:
+        """Joins the node's queue. What its cache holds is looked up now, as the live worker does."""
+        node, outcome = self._nodes[live.route.prefill], live.outcome
+        cached = min(node.cache.matched(live.path), outcome.prompt_tokens - 1)
+        outcome.p_hit = cached / outcome.prompt_tokens
+        alone = live.route.pipeline == "md"
+        speed = self._is.main_prefill_tokens_per_s if alone else self._is.prefill_tokens_per_s
+        begin_s = max(self._now_s, node.free_s)
+        outcome.prefill_queue_s = begin_s - self._now_s
+        outcome.prefill_s = (outcome.prompt_tokens - cached) / speed
+        node.free_s = live.prefill_end_s = begin_s + outcome.prefill_s
+        if self._variant.chunked and live.route.main is not None and not alone:
+            ready_s = min(outcome.prefill_s, self._is.chunk_tokens / speed)  # the first chunk is there
+            self._at(begin_s + ready_s, self._ask_connection, live)
+        self._at(live.prefill_end_s, self._prefilled, live)
+
+    def _prefilled(self, live: _Live) -> None:
+        node, route = self._nodes[live.route.prefill], live.route
+        node.cache.keep(live.path)
+        if route.pipeline == "md":
+            self._decode_on_main(live, self._now_s, 0)
+            return
+        if route.relay is not None:
+            lacking = live.outcome.prompt_tokens - self._nodes[route.relay].cache.matched(live.path)
+            fabric_s = lacking * self._is.kv_bytes_per_token / self._is.fabric_bytes_per_s
+            self._at(self._now_s + fabric_s, self._relay_begins, live)
+        if route.main is None:
+            self._settle(live, route.prefill)
+        elif not self._variant.chunked:
+            self._ask_connection(live)
+
+    # -- the WAN -----------------------------------------------------------------------------------------------
+
+    def _pool(self, live: _Live) -> Pool[_Live]:
+        assert live.route.main is not None
+        return self._pools.setdefault((live.route.prefill, live.route.main), Pool(self._is.connections))
+
+    def _ask_connection(self, live: _Live) -> None:
+        if live.dropped:
+            return
+        assert live.route.main is not None
+        held = min(self._nodes[live.route.main].cache.matched(live.path), live.outcome.prompt_tokens - 1)
+        live.outcome.kv_bytes = (live.outcome.prompt_tokens - held) * self._is.kv_bytes_per_token
+        live.asked_s = self._now_s
+        if self._pool(live).ask(live):
+            self._lent(live)
+
+    def _lent(self, live: _Live) -> None:
+        """A connection is this request's until the receiver's confirmation is back."""
+        outcome, rate, half_s = live.outcome, self._is.connection_bytes_per_s, self._is.rtt_s / 2
+        live.holds_connection = True
+        assert live.asked_s is not None
+        outcome.kv_queue_s = self._now_s - live.asked_s
+        sent_s = self._now_s + outcome.kv_bytes / rate
+        if self._variant.chunked:  # it cannot end before prefill has, and then the last chunk is still to come
+            last = min(outcome.kv_bytes, self._is.chunk_tokens * self._is.kv_bytes_per_token)
+            sent_s = max(sent_s, live.prefill_end_s + last / rate)
+        outcome.kv_xfer_s = sent_s + half_s - self._now_s
+        self._at(sent_s + half_s, self._main_ready, live)
+        self._at(sent_s + 2 * half_s, self._give_back, live)
+
+    def _give_back(self, live: _Live) -> None:
+        if not live.holds_connection:
+            return  # given up before
+        live.holds_connection = False
+        following = self._pool(live).release()
+        if following is not None:
+            self._lent(following)
+        self._settle(live, live.route.prefill)
+
+    # -- decode ------------------------------------------------------------------------------------------------
+
+    def _relay_begins(self, live: _Live) -> None:
+        outcome, relay = live.outcome, self._nodes[live.route.relay or ""]
+        relay.cache.keep(live.path)
+        relay.relaying += 1
+        live.relay = Relay(self._now_s, outcome.answer_tokens, self._is.relay_itl_s)
+        outcome.first_token_s = self._now_s
+        self._at(live.relay.emitted_at(outcome.answer_tokens), self._relay_ends, live)
+
+    def _relay_ends(self, live: _Live) -> None:
+        """The relay has made the whole answer, unless main decode has taken over."""
+        if live.relay_free:
+            return
+        outcome = live.outcome
+        outcome.relayed, outcome.last_token_s = outcome.answer_tokens, self._now_s
+        self._free_relay(live)
+        if live.route.main is not None and self._variant.end_on_rld and not live.main_has_kv:
+            self._drop(live)
+        elif live.route.main is None or live.main_has_kv:
+            self._settle(live, live.route.main)
+
+    def _drop(self, live: _Live) -> None:
+        """Its KV does not go on to main decode."""
+        live.dropped = True
+        if live.holds_connection:
+            self._give_back(live)
+        elif live.asked_s is not None and self._pool(live).leave(live):
+            self._settle(live, live.route.prefill)
+        self._settle(live, live.route.main)
+
+    def _free_relay(self, live: _Live) -> None:
+        live.relay_free = True
+        self._nodes[live.route.relay or ""].relaying -= 1
+        self._settle(live, live.route.relay)
+
+    def _main_ready(self, live: _Live) -> None:
+        """Main decode holds the whole prompt's KV."""
+        if live.dropped:
+            return
+        live.main_has_kv = True
+        self._nodes[live.route.main or ""].cache.keep(live.path)
+        if live.route.relay is None:
+            self._decode_on_main(live, self._now_s, 0)
+        elif live.relay_free:  # the answer ended on the relay
+            self._settle(live, live.route.main)
+        else:
+            self._at(self._now_s + self._is.rtt_s / 2, self._asked, live)
+
+    def _asked(self, live: _Live) -> None:
+        """The relay hears that main decode is ready."""
+        if live.relay_free:
+            self._settle(live, live.route.main)
+            return
+        outcome, node, relay = live.outcome, self._nodes[live.route.relay or ""], live.relay
+        if relay is None:  # chunked sending across the WAN was faster than the fabric: a token, and over
+            relay = live.relay = Relay(self._now_s, outcome.answer_tokens, self._is.relay_itl_s)
+        others = node.relaying - 1
+        waiting = node.active - node.relaying
+        outcome.handoff_mode, _ = choose_mode(self._is.handoff, RelayLoad(others, waiting, 1.0))
+        handed = hand_over(outcome.handoff_mode, self._now_s, relay, self._is)
+        if handed.first_s is None:  # it ends there: `_relay_ends` comes
+            return
+        live.relay_free = True
+        outcome.relayed = handed.relayed
+        self._at(handed.free_s, self._handed_over, live)
+        first_s = handed.first_s + self._is.rtt_s / 2
+        outcome.pause_s = first_s - relay.emitted_at(handed.relayed)
+        self._decode_on_main(live, handed.first_s, handed.relayed)
+
+    def _handed_over(self, live: _Live) -> None:
+        self._free_relay(live)
+
+    def _decode_on_main(self, live: _Live, first_s: float, relayed: int) -> None:
+        """Main decode's first token is made at `first_s`; tokens cross to the gateway."""
+        outcome, half_s = live.outcome, self._is.rtt_s / 2
+        end_s = first_s + (outcome.answer_tokens - relayed - 1) * self._is.main_itl_s
+        if not relayed:
+            outcome.first_token_s = first_s + half_s
+        outcome.last_token_s = end_s + half_s
+        self._at(end_s, self._settle, live, live.route.main or live.route.prefill)
+
+    def _settle(self, live: _Live, name: str | None) -> None:
+        """The worker holds nothing more of the request. Idempotent."""
+        if name in live.unsettled:
+            live.unsettled.remove(name)
+            self._nodes[name].active -= 1
