@@ -10,7 +10,7 @@ from typing import Any
 from workers.engine.pacing import Profile
 from workers.handover import MODES
 from workers.models.config import ModelSpec
-from workers.policy import OFFLOAD_THRESHOLD
+from workers.policy import BUSY_TOKENS, OFFLOAD_THRESHOLD
 from workers.wire.deadlines import Path
 from workers.wire.peers import RANK, Peer
 
@@ -41,6 +41,7 @@ class Serving:
     pipeline: str = "pdd"
     relay_threshold: float = 0.95
     offload_threshold: int = OFFLOAD_THRESHOLD
+    busy_tokens: int = BUSY_TOKENS
     handoff: str = "auto"
     end_on_rld: bool = False
     block_size: int = 16
@@ -253,6 +254,7 @@ class _Reader:
             pipeline=str(fields.get("pipeline", defaults.pipeline)),
             relay_threshold=fields.get("relay_threshold", defaults.relay_threshold),
             offload_threshold=fields.get("offload_threshold", defaults.offload_threshold),
+            busy_tokens=fields.get("busy_tokens", defaults.busy_tokens),
             handoff=str(fields.get("handoff", defaults.handoff)),
             end_on_rld=fields.get("end_on_rld", defaults.end_on_rld),
             block_size=fields.get("block_size", defaults.block_size),
@@ -298,9 +300,10 @@ class _Reader:
             )
         if not isinstance(serving.kv_warm, bool):
             self._problems.append(f"serving.kv_pool.warm is {serving.kv_warm!r}; it must be true or false")
-        offload = serving.offload_threshold
-        if not isinstance(offload, int) or isinstance(offload, bool) or not 0 <= offload <= 1 << 30:
-            self._problems.append(f"serving.offload_threshold is {offload!r}; it must be a whole number of tokens")
+        for name in ("offload_threshold", "busy_tokens"):
+            tokens = getattr(serving, name)
+            if not isinstance(tokens, int) or isinstance(tokens, bool) or not 0 <= tokens <= 1 << 30:
+                self._problems.append(f"serving.{name} is {tokens!r}; it must be a whole number of tokens")
         threshold = serving.relay_threshold
         if not isinstance(threshold, int | float) or not 0 <= threshold <= 1:
             self._problems.append(f"serving.relay_threshold is {threshold!r}; it must be a share from 0 to 1")

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 
 OFFLOAD_THRESHOLD = 512
 """Of `prfaas`, by default: uncached tokens up to which a decode worker prefills a prompt itself."""
-BUSY_TOKENS = 256  # a request that a worker has weighs as much as so many tokens of a prompt that it lacks
+BUSY_TOKENS = 256
+"""By default: a request that a worker has weighs as much as so many tokens of a prompt that it lacks."""
 
 FALLBACKS = {"pdd": ("p-md", "p-rld")}
 """By policy, the pipelines to take when one of its own lacks a worker, best first; then one worker alone."""
@@ -23,7 +24,8 @@ class NoRoute(Exception):
 class WorkerView:
     """What routing knows of a worker. `connected`: the peers to which its own warm connections are up.
 
-    `matched`: tokens of the request's prompt whose KV its cache holds.
+    `matched`: tokens of the request's prompt whose KV its cache holds; `busy_tokens`: how many of them each of the
+    `active` requests that it has weighs.
     """
 
     name: str
@@ -31,6 +33,7 @@ class WorkerView:
     active: int
     connected: frozenset[str]
     matched: int = 0
+    busy_tokens: int = BUSY_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +150,7 @@ def _hit_rate(route: Route, prompt_tokens: int, views: Sequence[WorkerView]) -> 
 
 def choose_route(pipeline: str, reason: str, workers: Iterable[WorkerView]) -> Route:
     """Of each role the pipeline needs the worker that holds most of the prompt, unless it is busier by more than that
-    is worth (BUSY_TOKENS), ties by name; prefill must reach the others.
+    is worth (`busy_tokens`), ties by name; prefill must reach the others.
 
     Raises NoRoute.
     """
@@ -180,7 +183,7 @@ def _by_cost(views: Sequence[WorkerView], role: str) -> list[WorkerView]:
 
 
 def _cost(view: WorkerView) -> tuple[int, int, str]:
-    return BUSY_TOKENS * view.active - view.matched, view.active, view.name
+    return view.busy_tokens * view.active - view.matched, view.active, view.name
 
 
 def _first(candidates: Sequence[WorkerView], reachable: frozenset[str]) -> WorkerView | None:

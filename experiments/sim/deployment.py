@@ -37,7 +37,7 @@ class Deployment:
     handoff: str = "auto"
     end_on_rld: bool = False
     chunk_tokens: int = 2_048  # what leaves at once where KV is sent while prefill computes
-    busy_tokens: int = BUSY_TOKENS  # of a prompt's, that one more request on a worker weighs; in steps of BUSY_TOKENS
+    busy_tokens: int = BUSY_TOKENS  # of a prompt, that one more request on a worker weighs
     offload_tokens: int = 19_400  # of `prfaas`: uncached tokens up to which main decode prefills
     context_tokens: int = 128_000  # longer prompts are cut
     cache_tokens: int = 0  # of each worker's cache, least recently used go first; 0: no bound
@@ -50,8 +50,6 @@ class Deployment:
         for name in (field.name for field in fields(self) if field.name.endswith(("_per_s", "_itl_s", "_per_token"))):
             if not getattr(self, name) > 0:
                 raise BadDeployment(f"{name} is {getattr(self, name)}; it must be above 0")
-        if self.busy_tokens % BUSY_TOKENS:
-            raise BadDeployment(f"busy_tokens is {self.busy_tokens}; it is a multiple of {BUSY_TOKENS}")
         if self.relay_threshold > 1:
             raise BadDeployment(f"relay_threshold is {self.relay_threshold}; it is a share from 0 to 1")
         if self.handoff not in SIMULATED_MODES:

@@ -17,7 +17,7 @@ from experiments.sim.pool import Pool
 from experiments.sim.variants import Variant
 from experiments.traces.trace import Request, Trace
 from workers.handover import RelayLoad, choose_mode
-from workers.policy import BUSY_TOKENS, Route, WorkerView, route_for
+from workers.policy import Route, WorkerView, route_for
 
 
 @dataclass(eq=False)
@@ -72,7 +72,6 @@ class _Simulator:
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._scheduled = 0
         self._now_s = 0.0
-        self._weight = round(deployment.busy_tokens / BUSY_TOKENS)  # the policy's own weight is for a lab's tokens
 
     def run(self, warm_up: int) -> Run:
         requests = self._trace.requests
@@ -121,11 +120,11 @@ class _Simulator:
             self._begin_prefill(live)
 
     def _route(self, outcome: Outcome, path: Sequence[int]) -> Route:
+        is_, policy = self._is, self._variant.policy
         views = [
-            WorkerView(node.name, node.role, self._weight * node.active, self._all, node.cache.matched(path))
+            WorkerView(node.name, node.role, node.active, self._all, node.cache.matched(path), is_.busy_tokens)
             for node in self._nodes.values()
         ]
-        is_, policy = self._is, self._variant.policy
         return route_for(policy, is_.relay_threshold, outcome.prompt_tokens, views, is_.offload_tokens)
 
     def _begin_prefill(self, live: _Live) -> None:

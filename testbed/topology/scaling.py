@@ -133,6 +133,8 @@ def _serving(serving: Serving, section: ScaleSection, scaler: _Scaler, findings:
         changes["kv_chunk"] = max(block, serving.kv_chunk // divisor // block * block)
     if readable(serving.offload_threshold):
         changes["offload_threshold"] = serving.offload_threshold // divisor
+    if readable(serving.busy_tokens) and serving.busy_tokens:
+        changes["busy_tokens"] = max(1, round(serving.busy_tokens / divisor))
     pool = serving.kv_pool
     if readable(pool.wan_dtype) and pool.wan_dtype != "same":
         message = "changes how many bytes cross the WAN, which scale is made for; write same"
@@ -153,8 +155,8 @@ def _packets(file: TopologyFile, lab: TopologyFile) -> Iterator[Finding]:
             if there is not None and now is not None and now < FEWEST_PACKETS <= there:
                 message = (
                     f"{'' if same else name + ': '}its bandwidth-delay product is {now:.1f} packets in the lab "
-                    f"({there:,.0f} in the deployment), and TCP needs {FEWEST_PACKETS} to behave as there; scale less, or "
-                    "lower the MTU"
+                    f"({there:,.0f} in the deployment), and TCP needs {FEWEST_PACKETS} to behave as there; scale "
+                    "less, or lower the MTU"
                 )
                 yield Finding(("wan", index), message)
 

@@ -191,6 +191,9 @@ class Serving(Section):
     offload_threshold: Annotated[int, whole(0, 1 << 30)] = Field(
         default=512, description="Uncached tokens above which prfaas prefills in P's datacenter."
     )
+    busy_tokens: Annotated[int, whole(0, 1 << 30)] = Field(
+        default=256, description="Cached tokens of a prompt that outweigh one more request on a worker."
+    )
     handoff: Literal["auto", "one-shot", "catch-up", "overlap", "kv"] = Field(
         default="auto", description="How MD takes over from RLD. auto: catch-up, or one-shot from a busy RLD."
     )

@@ -38,6 +38,7 @@ GOOD = {
             "kv_send": "chunked",
             "kv_chunk": 64,
             "offload_threshold": 2000,
+            "busy_tokens": 32,
             "speculative": {"ngram": 2},
         }
     ),
@@ -55,6 +56,7 @@ def test_everything_is_read_once() -> None:
         pipeline="cdc-pd",
         relay_threshold=0.9,
         offload_threshold=2000,
+        busy_tokens=32,
         handoff="auto",
         block_size=32,
         kv_connections=4,
@@ -95,6 +97,7 @@ def test_everything_is_read_once() -> None:
         ({"PDDBED_SERVING": '{"kv_pool": {"wan_dtype": "int4"}}'}, "serving.kv_pool.wan_dtype 'int4' is not built"),
         ({"PDDBED_SERVING": '{"kv_chunk": 0}'}, "serving.kv_chunk is 0; it must be a whole number from 1"),
         ({"PDDBED_SERVING": '{"offload_threshold": "5k"}'}, "serving.offload_threshold is '5k'; it must be a whole"),
+        ({"PDDBED_SERVING": '{"busy_tokens": -1}'}, "serving.busy_tokens is -1; it must be a whole number"),
         ({"PDDBED_SERVING": '{"speculative": true}'}, "serving.speculative is True; it has ngram and draft"),
         ({"PDDBED_SERVING": '{"speculative": {"draft": 0}}'}, "serving.speculative.draft is 0; it must be a whole"),
         ({"PDDBED_SERVING": '{"relay_threshold": 95}'}, "serving.relay_threshold is 95; it must be a share"),

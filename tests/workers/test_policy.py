@@ -1,5 +1,7 @@
 """Which workers a request gets: pure decisions, no network."""
 
+from dataclasses import replace
+
 import pytest
 
 from workers.policy import (
@@ -91,6 +93,12 @@ def test_a_cache_is_left_when_its_worker_is_busier_by_more_than_the_cache_is_wor
     for busy, chosen in ((3, "md1"), (5, "md0")):
         route = route_for("pdd", 0.95, 1100, warm({"md1": 4 * BUSY_TOKENS}, {"md1": busy}))
         assert route.main == chosen
+
+
+def test_how_much_a_request_weighs_can_be_chosen() -> None:
+    for weight, chosen in ((BUSY_TOKENS, "md0"), (16, "md1")):
+        views = [replace(one, busy_tokens=weight) for one in warm({"md1": 200}, {"md1": 3})]
+        assert route_for("pdd", 0.95, 1100, views).main == chosen
 
 
 @pytest.mark.parametrize(

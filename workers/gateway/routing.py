@@ -41,14 +41,13 @@ class Router:
     def _views(self, prompt: list[int], live: Iterable[LiveRequest], avoid: Collection[str]) -> list[WorkerView]:
         size = self._serving.block_size
         hashes = extend_chain(self._chain_root, [], prompt, size)
-        busy = [request.unsettled for request in live]
+        busy, weight = [request.unsettled for request in live], self._serving.busy_tokens
         views = []
         for peer in self._peers.known.values():
             link = self._peers.link(peer.name)
             if link is not None and peer.name not in avoid:
                 connected = frozenset(link.peer_status.connected) if link.peer_status else frozenset()
                 active = sum(peer.name in workers for workers in busy)
-                views.append(
-                    WorkerView(peer.name, peer.role, active, connected, self.mirrors[peer.name].held(hashes) * size)
-                )
+                matched = self.mirrors[peer.name].held(hashes) * size
+                views.append(WorkerView(peer.name, peer.role, active, connected, matched, weight))
         return views

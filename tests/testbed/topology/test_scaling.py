@@ -28,6 +28,7 @@ serving:
   pipeline: cdc-pd
   kv_chunk: 2048
   offload_threshold: 19400
+  busy_tokens: 16384
   kv_pool: {rate: 320mbit}
 profiles:
   gpu: {prefill: 9000 tokens/s, decode: 75ms, decode_per_sequence: 1ms}
@@ -83,6 +84,7 @@ def test_a_timeline_is_scaled_as_its_link_is() -> None:
 def test_what_counts_prompt_tokens_is_divided() -> None:
     serving = lab().serving
     assert (serving["block_size"], serving["kv_chunk"], serving["offload_threshold"]) == (1, 8, 75)
+    assert serving["busy_tokens"] == 64
     assert serving["kv_bytes_per_token"] == 2048, "workers check it"
 
 
