@@ -41,6 +41,8 @@ class Api:
     def __init__(self, url: str, key: str | None = None, direct: bool = False) -> None:
         self.url = base_of(url)
         try:
+            if (port := httpx.URL(self.url).port) is not None and port > 65535:
+                raise ValueError(f"there is no port {port}")
             self._http = httpx.AsyncClient(
                 base_url=self.url,
                 headers={"Authorization": f"Bearer {key}"} if key else {},

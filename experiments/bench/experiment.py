@@ -25,7 +25,7 @@ class Bench(Reported):
 
     def evaluate(self, parameters: Mapping[str, Any], results: Mapping[str, tuple[Part, PartResult]]) -> Evaluation:
         _, result = results[PART]
-        summary = summary_of(parameters, result)
+        summary = {**summary_of(parameters, result), "complete": not result.facts["why"]}
         return Evaluation(_figures(summary, parameters["percentiles"]), _charts(result), notes(summary), summary)
 
 
@@ -33,6 +33,7 @@ def summary_of(parameters: Mapping[str, Any], result: PartResult) -> dict[str, A
     """The flat summary. `parameters` and `result.facts` as run.json and part.json have them."""
     about = {key: parameters[key] for key in ("model", "num_prompts", "request_rate", "burstiness", "max_concurrency")}
     found = summarise(result.records, result.facts["duration_s"], parameters["goodput"], parameters["percentiles"])
+    about["pdd_synthetic"] = parameters["synthetic"]
     return {**about, **found, **{f"pdd_{key}": result.facts[key] for key in ("expected_hit", "under_way", "not_sent")}}
 
 
@@ -43,12 +44,14 @@ def reasons_of(parameters: Mapping[str, Any], result: PartResult) -> list[str]:
 
 def _reasons(summary: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterator[str]:
     yield from late_reasons(summary)
+    if summary["pdd_synthetic"] and (words := _knew(summary)):
+        yield words
     if facts["why"]:
         done = summary["completed"] + summary["failed"]
         words = {"gone": "the server was gone", "interrupted": "interrupted"}[facts["why"]]
         yield f"{words} after {done} of {summary['num_prompts']} requests"
     if facts["unrecorded"]:
-        yield f"{facts['unrecorded']} answered requests left no record in the lab"
+        yield f"answered requests that left no record in the lab: {facts['unrecorded']}"
 
 
 def notes(summary: Mapping[str, Any]) -> list[str]:
@@ -58,19 +61,26 @@ def notes(summary: Mapping[str, Any]) -> list[str]:
         told = ", ".join(f"{reason}: {count}" for reason, count in summary["errors"].items())
         found.append(f"Failed requests by reason: {told}.")
     if summary["pdd_under_way"]:
-        found.append(f"{summary['pdd_under_way']} requests were under way at the end and are not counted.")
+        found.append(f"Under way at the end, and not counted: {summary['pdd_under_way']}.")
     if "pdd_held_requests" in summary:
         found.append(
-            f"The cap on concurrency held {summary['pdd_held_requests']} requests back, by up to "
-            f"{summary['pdd_max_held_ms'] / 1000:.1f} s; their times begin when they are sent."
+            f"Held back by the cap on concurrency: {summary['pdd_held_requests']}, by up to "
+            f"{summary['pdd_max_held_ms'] / 1000:.1f} s; a request's times begin when it is sent."
         )
-    hit, expected = summary.get("pdd_p_hit"), summary["pdd_expected_hit"]
-    if hit is not None and hit > expected + MOST_HIT_BEYOND:
-        found.append(
-            f"Prefill hit {hit:.0%} of the prompts' tokens where the load by itself gives {expected:.0%}: the caches "
-            "knew these prompts from an earlier run. Another --seed makes other ones."
-        )
+    if not summary["pdd_synthetic"] and (words := _knew(summary)):
+        found.append(words[0].upper() + words[1:] + ".")
     return found
+
+
+def _knew(summary: Mapping[str, Any]) -> str:
+    """That the caches hit more than the load gives by itself; nothing where they did not."""
+    hit, expected = summary.get("pdd_p_hit"), summary["pdd_expected_hit"]
+    if hit is None or hit <= expected + MOST_HIT_BEYOND:
+        return ""
+    return (
+        f"prefill hit {hit:.0%} of the prompts' tokens where the load by itself gives {expected:.0%}: the caches knew "
+        "prompts from an earlier run; another --seed makes other ones"
+    )
 
 
 def _figures(summary: Mapping[str, Any], percentiles: list[float]) -> list[Figure]:

@@ -24,7 +24,7 @@ def divided(trace: Trace, by: int) -> Trace:
     if trace.block_tokens % by:
         raise LoadError(
             f"blocks of {trace.block_tokens} tokens cannot be divided by {by}; choose a divisor for --divide: "
-            + ", ".join(map(str, divisors(trace.block_tokens)[-8:]))
+            + ", ".join(map(str, divisors(trace.block_tokens)[1:]))
         )
     block_tokens = trace.block_tokens // by
 
@@ -69,7 +69,7 @@ def check_fits(trace: Trace, context: int, may_divide: bool) -> None:
         return
     longest = max(bad, key=lambda r: r.input_tokens + r.output_tokens)
     what = (
-        f"{len(bad)} of {len(trace.requests)} requests of {trace.origin} do not fit the model's context of {context} "
+        f"{len(bad)} of {len(trace.requests)} requests ({trace.origin}) do not fit the model's context of {context} "
         f"tokens (the longest: {longest.input_tokens} of prompt and {longest.output_tokens} of answer)"
     )
     raise LoadError(f"{what}; {_advice(trace, bad, context, may_divide)}")

@@ -48,11 +48,11 @@ class BenchProgress:
         if self._bar is not None:
             self._bar.stop()
 
-    def step(self, text: str) -> None:
-        """Something without a measure of its own goes on."""
+    def step(self, text: str, brief: bool = False) -> None:
+        """Something without a measure of its own goes on; `brief`: no line is worth it."""
         if self._bar is not None:
             self._bar.update(self._task, description=text.replace("[", r"\["), more="")
-        else:
+        elif not brief:
             self._line(f"{text} ...")
 
     def expect(self, count: int, last_due_s: float) -> None:

@@ -39,11 +39,12 @@ class LabRecords:
 
     def _read_on(self) -> int:
         """How many lines were new."""
-        if not self._file.exists():
+        try:
+            with self._file.open("rb") as stream:
+                stream.seek(self._read)
+                *lines, _ = stream.read().split(b"\n")
+        except FileNotFoundError:  # nobody was let go yet, or the lab went away
             return 0
-        with self._file.open("rb") as stream:
-            stream.seek(self._read)
-            *lines, _ = stream.read().split(b"\n")
         for line in lines:
             self._read += len(line) + 1
             record = json.loads(line)

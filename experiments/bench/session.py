@@ -5,6 +5,7 @@ import math
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -17,7 +18,7 @@ from experiments.bench.load import Planned, check_fits, divided, with_output
 from experiments.bench.load import kept as kept_of
 from experiments.bench.progress import BenchProgress
 from experiments.bench.records import LabRecords
-from experiments.bench.run import Plan, Result, allow_connections, run
+from experiments.bench.run import Plan, Result, claim_resources, run
 from experiments.bench.synthetic import Synthetic
 from experiments.framework import machine
 from experiments.framework.experiment import PartResult
@@ -138,12 +139,14 @@ class Session:
         """Raises TraceError, LoadError, ApiError, ExperimentError, LabError: before anything is sent, in most cases."""
         if out is not None:
             kept.refuse_used(out)
-        allow_connections()
+        claim_resources()
         with BenchProgress(quiet) as progress:
-            progress.step("making the load" if self._options.source is None else "reading the trace")
+            synthetic = self._options.source is None
+            progress.step("making the load" if synthetic else "reading the trace", brief=synthetic)
             trace, first = self._options.trace()
             expected_hit = _expected_hit(trace, first)
             labs = [self._lab(verify, progress)] if out is not None and self._record is not None else []
+            topology = self._topology() if labs else ""
             started = time.time()
             watch = LinkWatch(self._record, out / "links.jsonl", "bench") if labs and out and self._record else None
             served, result = asyncio.run(self._send(trace, first, progress, watch))
@@ -163,9 +166,10 @@ class Session:
             if out is not None:
                 if labs and verify:
                     progress.step("verifying the links")
-                    labs[0]["verified_after"] = self._verified()
+                    with suppress(LabError):  # a lab that went away meanwhile: the report says that nobody verified it
+                        labs[0]["verified_after"] = self._verified()
                 progress.step("writing the report")
-                kept.keep(out, self._options.words(trace), command, parameters, part, labs, self._topology(), started)
+                kept.keep(out, self._options.words(trace), command, parameters, part, labs, topology, started)
                 reasons = kept.reasons(out)
         return Done(summary, reasons, notes(summary), result.why, self.url)
 
@@ -201,6 +205,7 @@ class Session:
             "server": "lab" if self._record is not None else self.url,
             "model": served.model,
             "context": served.context,
+            "synthetic": options.source is None,
             "trace": trace.origin,
             "trace_sha256": trace.sha256,
             "block_tokens": trace.block_tokens,
@@ -244,8 +249,7 @@ class Session:
 
     def _topology(self) -> str:
         """The lab's file as it is now."""
-        if self._record is None:
-            return ""
+        assert self._record is not None
         file = self._record.state().get("file")
         try:
             return Path(file).read_text() if file else ""

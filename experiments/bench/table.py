@@ -16,7 +16,7 @@ SECTIONS = (
 SPREADS = (
     ("pdd_kv_queue_ms", "KV queue"),
     ("pdd_kv_xfer_ms", "KV transfer"),
-    ("pdd_handoff_pause_ms", "Pause at the hand-over"),
+    ("pdd_handoff_pause_ms", "hand-over pause"),
 )
 Summary = Mapping[str, Any]
 
@@ -78,6 +78,7 @@ def _pddbed(summary: Summary) -> Iterator[str]:
         yield _line("Hand-overs:", _counts(summary["pdd_handoffs"]))
     if summary["pdd_replays"]:
         yield _line("Replays after a loss:", summary["pdd_replays"])
+    yield from _both(summary, "pdd_client_ttft_ms", "TTFT around gateway")
     yield _title("Caches and KV")
     for key, words in (("pdd_p_hit", "Prefill hit rate, by tokens (%):"), ("pdd_md_hit", "Main decode hit rate (%):")):
         if summary[key] is not None:
@@ -86,8 +87,12 @@ def _pddbed(summary: Summary) -> Iterator[str]:
         yield _line("Delta KV over the WAN:", short_size(summary["pdd_total_delta_bytes"]))
         yield _line("Delta KV, mean of a request:", short_size(summary["pdd_mean_delta_bytes"]))
     for key, words in SPREADS:
-        if f"mean_{key}" in summary:
-            yield _line(f"Median / P99 {words} (ms):", f"{summary[f'median_{key}']:.2f} / {summary[f'p99_{key}']:.2f}")
+        yield from _both(summary, key, words)
+
+
+def _both(summary: Summary, key: str, words: str) -> Iterator[str]:
+    if f"mean_{key}" in summary:
+        yield _line(f"Median / P99 {words} (ms):", f"{summary[f'median_{key}']:.2f} / {summary[f'p99_{key}']:.2f}")
 
 
 def _counts(counts: Mapping[str, int]) -> str:

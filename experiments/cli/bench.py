@@ -1,6 +1,5 @@
 """`pddbed bench`: a load on a lab's gateway, or on any OpenAI-compatible server, and the table of what came of it."""
 
-import math
 import shlex
 import sys
 from pathlib import Path
@@ -8,6 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from experiments.cli.bench_options import (
+    SEVERAL,
+    SYNTHETIC,
+    BenchCommand,
+    asked_of,
+    count,
+    limits,
+    percentiles,
+    rate,
+    share,
+    token_ids,
+)
 from experiments.cli.trace import DISTRIBUTIONS, FORMATS
 from testbed.cli import CommandError
 from testbed.cli.options import json_option, lab_option, print_json, sentences
@@ -15,174 +26,90 @@ from testbed.cli.options import json_option, lab_option, print_json, sentences
 if TYPE_CHECKING:
     from experiments.bench.session import Asked, Done
 
-SYNTHETIC = "synthetic"
-SEVERAL = "--goodput"
 
-
-class _BenchCommand(click.Command):
-    """Takes `--goodput ttft:500 tpot:50` as vllm does: every word up to the next option is a value."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        spread: list[str] = []
-        several = fresh = False
-        for word in args:
-            if word.startswith("-"):
-                option, given, _ = word.partition("=")
-                several, fresh = option == SEVERAL, not given
-            elif several and not fresh:
-                spread.append(SEVERAL)
-            else:
-                fresh = False
-            spread.append(word)
-        return super().parse_args(ctx, spread)
-
-
-def _rate(_ctx: click.Context, _param: click.Parameter, text: str | None) -> float | None:
-    if text is None:
-        return None
-    try:
-        rate = float(text)
-    except ValueError:
-        rate = math.nan
-    if not rate > 0:
-        raise click.BadParameter(f"{text!r} is no rate; write requests a second, such as 2.5, or inf")
-    return rate
-
-
-def _limits(_ctx: click.Context, _param: click.Parameter, texts: tuple[str, ...]) -> dict[str, float]:
-    from experiments.bench.goodput import parse
-
-    try:
-        return parse(texts)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-
-
-def _percentiles(_ctx: click.Context, _param: click.Parameter, text: str) -> list[float]:
-    try:
-        values = [float(word) for word in text.split(",")]
-    except ValueError:
-        values = [-1.0]
-    if not all(0 <= value <= 100 for value in values):
-        raise click.BadParameter(f"{text!r}: write percentiles from 0 to 100 with commas between, such as 50,90,99")
-    return sorted(set(values))
-
-
-def _share(_ctx: click.Context, _param: click.Parameter, text: str | None) -> float | None:
-    from testbed.units import UnitError, parse_percent
-
-    try:
-        return None if text is None else parse_percent(text)
-    except UnitError as error:
-        raise click.BadParameter(str(error)) from None
-
-
-def _token_ids(_ctx: click.Context, _param: click.Parameter, text: str) -> range:
-    low, dash, high = text.partition("-")
-    if not (dash and low.isdecimal() and high.isdecimal() and int(low) < int(high)):
-        raise click.BadParameter(f"{text!r}: write the lowest and the highest id, such as 32-126")
-    return range(int(low), int(high) + 1)
-
-
-@click.command(cls=_BenchCommand)
+@click.command(cls=BenchCommand)
 @lab_option
 @click.option("--api", metavar="URL", help="Any OpenAI-compatible server, instead of a lab.")
 @click.option("--model", metavar="NAME", help="Of those that the server has. [default: its first]")
 @click.option(
-    "--trace", "source", metavar="FILE|synthetic", default=SYNTHETIC, show_default=True, help="What is asked, and when."
-)
-@click.option("--format", "form", type=click.Choice(FORMATS), help="What FILE is. [default: by its name]")
-@click.option(
-    "--block-tokens", type=click.IntRange(1, 1 << 20), metavar="N", help="Of a block. [default: FILE's, or 16]"
-)
-@click.option("--speedup", type=click.FloatRange(0, min_open=True), metavar="K", help="Trace: K times as fast.")
-@click.option("--max-input", type=click.IntRange(1), metavar="N", help="Trace: only prompts of up to N tokens.")
-@click.option("--divide", type=click.IntRange(2), metavar="K", help="Trace: prompts and blocks K times as short.")
-@click.option(
-    "--input-len", type=click.IntRange(1, 1 << 24), metavar="N", help="Synthetic: of a prompt. [default: 512]"
+    "--trace",
+    "source",
+    metavar="FILE",
+    default=SYNTHETIC,
+    show_default=True,
+    help="Requests and their times: Mooncake's .jsonl, Azure's .csv, a directory of conversations.",
 )
 @click.option(
-    "--output-len",
-    type=click.IntRange(1, 1 << 20),
-    metavar="N",
-    help="Tokens of an answer. [default: the trace's; synthetic: 64]",
+    "--format", "form", type=click.Choice(FORMATS), metavar="NAME", help="What FILE is, where its name does not say."
 )
+@count("--block-tokens", 1 << 20, "Tokens of a block. [default: FILE's; 16]")
+@click.option("--speedup", type=click.FloatRange(0, min_open=True), metavar="K", help="K times as fast.")
+@count("--max-input", 1 << 40, "Only prompts of up to N tokens.")
+@click.option("--divide", type=click.IntRange(2), metavar="K", help="Prompts and blocks K times as short.")
+@count("--input-len", 1 << 24, "Tokens of a prompt. [default: 512]")
+@count("--output-len", 1 << 20, "Tokens of an answer. [default: the trace's; 64]")
 @click.option(
     "--distribution",
     type=click.Choice(DISTRIBUTIONS),
-    help="Synthetic: of hit rates, as trace make. [default: all miss]",
+    metavar="NAME",
+    help=f"Of hit rates, as trace make has it: {', '.join(DISTRIBUTIONS)}. [default: all miss]",
 )
-@click.option("--sessions", type=click.IntRange(1), metavar="N", help="With --distribution. [default: 16]")
-@click.option("--prefix-share", callback=_share, metavar="P%", help="Synthetic: the beginning that all prompts share.")
+@count("--sessions", 1_000_000, "Conversations of --distribution. [default: 16]")
+@click.option("--prefix-share", callback=share, metavar="P%", help="How much of its beginning every prompt shares.")
 @click.option(
     "--rate",
     "--request-rate",
     "rate",
-    callback=_rate,
+    callback=rate,
     metavar="N",
-    help="Requests a second, Poisson; or inf: at once. [default: the trace's times; synthetic: inf]",
+    help="Requests a second, at random times (Poisson), or inf: at once. [default: the trace's times; inf]",
 )
 @click.option(
     "--burstiness",
     type=click.FloatRange(0, min_open=True),
     metavar="X",
-    help="With --rate: gamma shape of the gaps. [default: 1]",
+    help="Gamma shape of --rate's gaps: below 1 burstier, above more even. [default: 1]",
 )
-@click.option(
+@count(
     "--concurrency",
+    1 << 20,
+    "At most N requests at once; where all are due at once, a closed loop.",
     "--max-concurrency",
-    "concurrency",
-    type=click.IntRange(1),
-    metavar="N",
-    help="At most N at once; alone: a closed loop.",
 )
-@click.option(
-    "--num",
-    "--num-prompts",
-    "num",
-    type=click.IntRange(1, 10_000_000),
-    metavar="N",
-    help="Requests. [default: all; synthetic: 100]",
-)
-@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Of prompts and arrivals.")
-@click.option(
-    "--ignore-eos/--no-ignore-eos", default=True, show_default=True, help="Answers have the length asked for."
-)
+@count("--num", 10_000_000, "Requests. [default: all; 100]", "--num-prompts")
+@click.option("--seed", type=click.IntRange(0), metavar="N", default=1, help="Of prompts and times. [default: 1]")
+@click.option("--ignore-eos/--no-ignore-eos", default=True, help="Answers have the length asked for. [default]")
 @click.option(
     "--token-ids",
-    callback=_token_ids,
+    callback=token_ids,
     default="32-126",
-    show_default=True,
     metavar="A-B",
-    help="Prompts are made of these.",
+    help="Prompts are made of these. [default: 32-126]",
 )
 @click.option(
     "--warm-up",
     type=click.IntRange(0, 1000),
     default=1,
-    show_default=True,
     metavar="N",
-    help="Short requests first, not measured.",
+    help="Short requests first, not measured. [default: 1]",
 )
 @click.option(
     SEVERAL,
     "limits",
     multiple=True,
-    callback=_limits,
-    metavar="METRIC:MS",
-    help="Count what keeps ttft:, tpot:, e2el: below; several.",
+    callback=limits,
+    metavar="WHAT:MS ...",
+    help="Count the requests that keep all limits on ttft, tpot, e2el.",
 )
-@click.option(
-    "--percentiles", callback=_percentiles, default="99", show_default=True, metavar="Q,Q", help="In the table."
-)
+@click.option("--percentiles", callback=percentiles, default="99", metavar="Q,Q", help="In the table. [default: 99]")
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Keep records, summary and report there.",
+    help="Keep records, summary and a report there, as experiments do.",
 )
 @click.option(
-    "--verify/--no-verify", default=True, show_default=True, help="With --out, measure the lab's links after the run."
+    "--verify/--no-verify", default=True, help="With --out, measure the lab's links before and after. [default: do]"
 )
 @json_option
 @sentences
@@ -204,7 +131,7 @@ def bench(
     from experiments.framework.errors import ExperimentError
     from experiments.traces import TraceError
 
-    asked = _asked(source, **options)
+    asked = asked_of(source, **options)
     if api is not None and lab is not None:
         raise click.UsageError("--api names another server than a lab's; leave --lab or --api out")
     command = " ".join(["pddbed bench", *map(shlex.quote, sys.argv[2:])])
@@ -216,41 +143,6 @@ def bench(
     except KeyboardInterrupt:
         sys.exit(130)
     sys.exit(_show(done, asked, as_json))
-
-
-ONLY_TRACE = ("form", "speedup", "max_input", "divide")
-ONLY_SYNTHETIC = ("input_len", "distribution", "sessions", "prefix_share")
-
-
-def _asked(source: str, **options: Any) -> "Asked":
-    """Raises UsageError for options that contradict each other."""
-    from experiments.bench.session import Asked
-
-    synthetic = source == SYNTHETIC
-    for name in ONLY_TRACE if synthetic else ONLY_SYNTHETIC:
-        if options[name] is not None:
-            kind = "a trace: name its file with --trace" if synthetic else "a synthetic load: leave it or --trace out"
-            raise click.UsageError(f"{_option(name)} is for {kind}")
-    for one, other, why in (
-        ("distribution", "prefix_share", "both say what prompts share"),
-        ("speedup", "rate", "--rate takes the place of the trace's times"),
-    ):
-        if options[one] is not None and options[other] is not None:
-            raise click.UsageError(f"{_option(one)} and {_option(other)} exclude each other: {why}")
-    if options["sessions"] is not None and options["distribution"] is None:
-        raise click.UsageError("--sessions is for --distribution")
-    if options["burstiness"] is not None and (options["rate"] is None or math.isinf(options["rate"])):
-        raise click.UsageError("--burstiness shapes the gaps of --rate; give a rate")
-    if options["distribution"] is not None:
-        length, block = options["input_len"] or 512, options["block_tokens"] or 16
-        if length % block:
-            raise click.UsageError(f"with --distribution prompts are whole blocks; {length} is no multiple of {block}")
-    options["percentiles"] = tuple(options["percentiles"])
-    return Asked(source=None if synthetic else Path(source), **options)
-
-
-def _option(name: str) -> str:
-    return {"form": "--format"}.get(name, "--" + name.replace("_", "-"))
 
 
 def _show(done: "Done", asked: "Asked", as_json: bool) -> int:

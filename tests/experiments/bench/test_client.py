@@ -1,0 +1,168 @@
+"""The client against servers that are no pddbed: what counts as a token, as a failure, and as an address."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from experiments.bench.client import Api, ApiError, Served, base_of
+from experiments.bench.outcome import Outcome
+
+CHUNKED = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+
+
+def chunk(text: str | None, finish: str | None = None, **more: Any) -> bytes:
+    choices = [] if text is None else [{"index": 0, "text": text, "finish_reason": finish}]
+    return b"data: " + json.dumps({"id": "cmpl-1", "choices": choices, **more}).encode() + b"\n\n"
+
+
+def plain(status: str, body: Any) -> bytes:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return f"HTTP/1.1 {status}\r\nContent-Length: {len(data)}\r\nConnection: close\r\n\r\n".encode() + data
+
+
+@asynccontextmanager
+async def serving(*writes: bytes) -> AsyncIterator[str]:
+    """A server that answers every request with these bytes, one write after the other, and closes."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = next((int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")), 0)
+        await reader.readexactly(length)
+        for data in writes:
+            writer.write(data)
+            await writer.drain()
+            await asyncio.sleep(0)
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+def ask(*writes: bytes) -> Outcome:
+    async def once() -> Outcome:
+        outcome = Outcome(0, 5)
+        async with serving(*writes) as url, Api(url, direct=True) as api:
+            await api.answer(b"{}", outcome)
+        return outcome
+
+    return asyncio.run(asyncio.wait_for(once(), 60))
+
+
+def served(name: str | None, *writes: bytes) -> Served:
+    async def once() -> Served:
+        async with serving(*writes) as url, Api(url, direct=True) as api:
+            return await api.served(name)
+
+    return asyncio.run(asyncio.wait_for(once(), 60))
+
+
+def test_each_chunk_with_a_token_counts_and_the_servers_own_count_holds() -> None:
+    usage = chunk(None, usage={"prompt_tokens": 5, "completion_tokens": 7})
+    outcome = ask(CHUNKED, chunk("a"), chunk(""), chunk("bc"), chunk("", "length"), usage, b"data: [DONE]\n\n")
+    assert outcome.success
+    assert len(outcome.chunk_ns) == 3, "an empty text is half a character, an empty last chunk only ends the answer"
+    assert outcome.output_tokens == 7
+    assert outcome.finish_reason == "length"
+    row = outcome.row(outcome.start_ns)
+    assert len(row["itl"]) == 2
+    assert row["tpot"] == pytest.approx((row["e2el"] - row["ttft"]) / 6)
+    assert "pdd_pipeline" not in row
+
+
+def test_a_server_that_counts_nothing_has_a_token_a_chunk() -> None:
+    outcome = ask(CHUNKED, chunk("a"), chunk("b", "stop"), b"data: [DONE]\n\n")
+    assert (outcome.success, outcome.output_tokens) == (True, 2)
+
+
+def test_events_may_come_in_any_pieces_and_with_comments() -> None:
+    stream = b": ping\r\n\r\n" + chunk("a").replace(b"\n\n", b"\r\n\r\n") + chunk("b", "stop") + b"data:[DONE]\n\n"
+    outcome = ask(CHUNKED, *(stream[at : at + 7] for at in range(0, len(stream), 7)))
+    assert (outcome.success, outcome.tokens) == (True, 2)
+
+
+def test_a_finish_reason_ends_an_answer_without_done() -> None:
+    assert ask(CHUNKED, chunk("a", "stop")).success
+
+
+OPENAI_ERROR = {"error": {"message": "no room", "type": "server_error", "code": "overloaded"}}
+
+
+@pytest.mark.parametrize(
+    ("writes", "reason", "message"),
+    [
+        ([plain("429 Too Many Requests", OPENAI_ERROR)], "429 overloaded", "no room"),
+        ([plain("502 Bad Gateway", b"<html>nginx</html>")], "HTTP 502", "<html>nginx</html>"),
+        ([plain("500 Oops", {"error": "text"})], "500 error", "text"),
+        ([CHUNKED, chunk("a"), b"data: " + json.dumps(OPENAI_ERROR).encode() + b"\n\n"], "overloaded", "no room"),
+        ([CHUNKED, chunk("a")], "broke off", "the connection ended before the answer did"),
+        ([CHUNKED, b"data: [DONE]\n\n"], "broke off", "the connection ended before the answer did"),
+        ([CHUNKED, chunk("", "stop"), b"data: [DONE]\n\n"], "no token", "an answer without a token"),
+        ([CHUNKED, b"data: {]\n\n"], "not OpenAI's", "an event that is none of OpenAI's"),
+        ([CHUNKED, b'data: {"choices": 3}\n\n'], "not OpenAI's", "an event that is none of OpenAI's"),
+        ([CHUNKED, b"data: 7\n\n"], "not OpenAI's", "an event that is none of OpenAI's"),
+        ([b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n", chunk("a")], "connection lost", ""),
+        ([b""], "connection lost", ""),
+    ],
+)
+def test_a_failure_has_a_reason_that_can_be_counted(writes: Sequence[bytes], reason: str, message: str) -> None:
+    outcome = ask(*writes)
+    assert not outcome.success
+    assert outcome.reason == reason
+    assert message in outcome.message
+    assert outcome.row(outcome.start_ns)["pdd_failure"] == reason
+
+
+def test_nobody_there_is_a_failure_of_its_own() -> None:
+    async def once() -> tuple[Outcome, bool]:
+        with socket.create_server(("127.0.0.1", 0)) as closed:
+            port = closed.getsockname()[1]
+        outcome = Outcome(0, 5)
+        async with Api(f"http://127.0.0.1:{port}", direct=True) as api:
+            await api.answer(b"{}", outcome)
+            return outcome, await api.is_there()
+
+    outcome, there = asyncio.run(once())
+    assert (outcome.reason, there) == ("cannot connect", False)
+
+
+MODELS = plain("200 OK", {"data": [{"id": "one", "max_model_len": 4096}, {"id": "two"}]})
+
+
+def test_the_first_model_is_taken_or_the_one_that_is_named() -> None:
+    assert served(None, MODELS) == Served("one", 4096)
+    assert served("two", MODELS) == Served("two", None)
+    with pytest.raises(ApiError, match=r"serves one, two, not three$"):
+        served("three", MODELS)
+
+
+def test_a_server_without_a_list_of_models_is_used_when_the_model_is_named() -> None:
+    assert served("mine", plain("404 Not Found", b"")) == Served("mine", None)
+    with pytest.raises(ApiError, match="answered with status 404 and no list of models"):
+        served(None, plain("404 Not Found", b""))
+
+
+@pytest.mark.parametrize("body", [b"hello", b"[]", b'{"data": 3}', b'{"data": ["x"]}', b"null"])
+def test_a_server_of_another_kind_is_told(body: bytes) -> None:
+    with pytest.raises(ApiError, match="is it an OpenAI-compatible server"):
+        served(None, plain("200 OK", body))
+
+
+@pytest.mark.parametrize("url", ["nonsense", "ftp://127.0.0.1", "http://[::bad", "http://127.0.0.1:99999"])
+def test_a_wrong_address_is_told(url: str) -> None:
+    async def once() -> None:
+        async with Api(url, direct=True) as api:
+            await api.served(None)
+
+    # one sentence, whichever layer finds out
+    with pytest.raises(ApiError, match="is not an address of an API"):
+        asyncio.run(once())
+
+
+def test_an_address_may_be_given_with_or_without_v1() -> None:
+    assert base_of("http://h:1/v1/") == base_of("http://h:1/v1") == base_of("http://h:1/") == "http://h:1"
