@@ -177,7 +177,7 @@ class _Birth:
         if self.cgroup:
             (Path(self.cgroup) / "cgroup.procs").write_text(str(os.getpid()))
         if self.nice:
-            os.nice(self.nice)
+            _set_niceness(self.nice)
         if self.affinity:
             os.sched_setaffinity(0, self.affinity)
         for fd, flag in self.namespaces:
@@ -188,6 +188,16 @@ class _Birth:
         os.dup2(self.log, 1)
         os.dup2(self.log, 2)
         os.close(null)
+
+
+def _set_niceness(nice: int) -> None:
+    """Of this process and, where the kernel groups sessions (CONFIG_SCHED_AUTOGROUP), of its session: within a group
+    niceness counts for nothing outside. Going ahead of others needs a privilege; without it one waits like everybody.
+    """
+    with suppress(PermissionError):
+        os.nice(nice)
+        with suppress(OSError):
+            Path("/proc/self/autogroup").write_text(str(nice))
 
 
 def _child(birth: _Birth, parent: int, report: int, close: list[int], keep: list[int]) -> NoReturn:

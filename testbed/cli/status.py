@@ -42,6 +42,8 @@ def _host_table(hosts: list[dict[str, Any]]) -> Any:
     from rich.markup import escape
     from rich.table import Table
 
+    from testbed.lab.pace import pace_words
+
     table = Table(box=None, pad_edge=False)
     for title in ("HOST", "DATACENTER", "ADDRESS", "RUNS", "STATE"):
         table.add_column(title, overflow="fold")
@@ -49,5 +51,9 @@ def _host_table(hosts: list[dict[str, Any]]) -> Any:
         colour = {"ready": "green", "running": "green", "starting": "yellow", "exited": "red"}.get(host["state"], "dim")
         state = host["state"] if host["exit_status"] is None else f"{host['state']} ({host['exit_status']})"
         runs = host["role"] or host["command"] or "-"
+        if host.get("pace"):
+            runs += f" ({pace_words(host['pace'])})"
+        elif host.get("profile", "native") != "native":
+            runs += f" (paced as {host['profile']})"
         table.add_row(host["name"], host["datacenter"], host["address"], escape(runs), f"[{colour}]{state}[/]")
     return table

@@ -18,6 +18,7 @@ from testbed.congestion.timeline import Timeline
 from testbed.lab.control import Reply
 from testbed.lab.endpoints import endpoints
 from testbed.lab.network import HOST_IFNAME, Network
+from testbed.lab.pace import read_pace
 from testbed.lab.processes import HostProcesses
 from testbed.lab.record import Record
 from testbed.lab.tuning import applied
@@ -47,7 +48,7 @@ class RunningLab:
 
 
 def _status(lab: RunningLab, _request: dict[str, Any]) -> Reply:
-    processes = lab.processes.snapshot()
+    processes, paces = lab.processes.snapshot(), read_pace(lab.record.results)
     idle = {"pid": None, "state": "idle", "exit_status": None}
     hosts = []
     for host in lab.plan.hosts:
@@ -61,6 +62,8 @@ def _status(lab: RunningLab, _request: dict[str, Any]) -> Reply:
                 "command": host.command,
                 "address": str(host.address.ip),
                 "port": host.port,
+                "profile": host.profile,
+                "pace": paces.get(host.name),
                 "settings": {} if gone else applied(node.pid, HOST_IFNAME),
                 **processes.get(host.name, idle),
                 **({"state": "gone"} if gone else {}),

@@ -24,6 +24,7 @@ from testbed.lab.record import Record
 from testbed.netns import CLONE_NEWNET, CLONE_NEWNS, call, setns
 from testbed.topology.plan import HostPlan, LabPlan
 
+PACED_NICENESS = -10  # a worker that holds its steps until they are due has to wake up in time
 READY_FD, API_FD = "PDDBED_READY_FD", "PDDBED_API_FD"
 
 
@@ -186,7 +187,7 @@ class HostProcesses:
             "namespaces_of": self._node_pid(host.name),
             "affinity": list(host.affinity) or None,
             "cgroup": self._cgroup(host),
-            "nice": 0,
+            "nice": PACED_NICENESS if host.pace else 0,
             "fd_env": fd_names,
         }
         socket.send_fds(self._forkserver, [json.dumps(request).encode()], fds)

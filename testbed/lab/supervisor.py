@@ -95,7 +95,7 @@ class Supervisor:
         network = lab_network.build(plan, self._settings.driver, self._record.directory / "logs")
         control = WanControl(plan, network.links, lambda rates: network.cap_super_packets(plan, rates))
         control.tell_rates()
-        verification = Verification(plan, network, control)
+        verification = Verification(plan, network, control, self._record.results)
         measured = self._prove(network, control, verification)
         if self._settings.with_workers:
             api_fd = self._settings.api.fileno() if self._settings.api else None

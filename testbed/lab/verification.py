@@ -1,12 +1,14 @@
 """Verifying the links of a running lab, and whether what it measured can be trusted.
 
 Owns the floor (delay without impairment, taken once when the lab comes up) and the reasons that make a run
-unfaithful. The measuring itself is `testbed.verify`'s, in a process of its own.
+unfaithful (those of paced workers are read by `pace`). The measuring itself is `testbed.verify`'s, in a process of
+its own.
 """
 
 import json
 import subprocess
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -14,6 +16,7 @@ import psutil
 from testbed.interpreter import environment, program
 from testbed.lab.endpoints import endpoints
 from testbed.lab.network import Network
+from testbed.lab.pace import pace_reasons
 from testbed.lab.wan import WanControl
 from testbed.links.base import DIRECTIONS
 from testbed.topology.plan import LabPlan
@@ -30,8 +33,9 @@ class VerificationError(Exception):
 class Verification:
     """Measures the links of one lab."""
 
-    def __init__(self, plan: LabPlan, network: Network, wan: WanControl) -> None:
+    def __init__(self, plan: LabPlan, network: Network, wan: WanControl, records: Path) -> None:
         self._plan = plan
+        self._records = records
         self._network = network
         self._wan = wan
         self._floor: dict[str, dict[str, float]] = {}
@@ -63,7 +67,7 @@ class Verification:
             lateness = getattr(link, "lateness", None)
             if lateness is not None:
                 reasons += _relay_reasons(name, lateness(), link.health())  # type: ignore[attr-defined]
-        return reasons + self._cpu_reasons()
+        return reasons + self._cpu_reasons() + pace_reasons(self._records)
 
     def _cpu_reasons(self) -> list[str]:
         now = psutil.cpu_times()
