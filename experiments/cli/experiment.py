@@ -75,10 +75,10 @@ def run(name: str, quick: bool, seeds: int | None, out: Path | None, wan_driver:
 
 
 @experiment.command()
-@click.argument("name", type=click.Choice(["skew", "handoff"]))
+@click.argument("name", type=click.Choice(["skew", "handoff", "ttft"]))
 def fit(name: str) -> None:
     """Find an experiment's free parameters anew and write its fit.json: skew's from transfers in a lab, handoff's by
-    arithmetic."""
+    arithmetic, ttft's in the simulator."""
     from experiments.framework.errors import ExperimentError
     from experiments.framework.registry import refit
 

@@ -8,6 +8,10 @@ from experiments.framework.experiment import Experiment, Reported
 
 # name -> (module:class, the claim in a line)
 EXPERIMENTS = {
+    "chip-bias": (
+        "experiments.chip_bias.experiment:ChipBias",
+        "chip E has 81 % of the GPU's prefill and 210 % of its decode",
+    ),
     "skew": ("experiments.skew.experiment:Skew", "P50 KV transfer 248 ms with skewed hit rates, 1210 ms with uniform"),
     "delta": ("experiments.delta.experiment:Delta", "a decode-side cache cuts WAN bytes tenfold at 90 % hit rate"),
     "modes": ("experiments.modes.experiment:Modes", "auto is within 10 % of the better of catch-up and one-shot"),
@@ -19,7 +23,11 @@ EXPERIMENTS = {
 
 
 # name -> what finds its free parameters anew, writes them and yields what changed, in words
-REFITS = {"skew": "experiments.skew.refit:refit_live", "handoff": "experiments.handoff.fit:refit_by_arithmetic"}
+REFITS = {
+    "skew": "experiments.skew.refit:refit_live",
+    "handoff": "experiments.handoff.fit:refit_by_arithmetic",
+    "ttft": "experiments.ttft.fit:refit_by_simulation",
+}
 Refit = Callable[[Callable[[str], None]], Iterator[str]]
 
 

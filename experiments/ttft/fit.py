@@ -6,6 +6,7 @@ published, and stands in the file beside them.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from experiments.traces.sessions import SessionRecipe, generate_sessions
 from experiments.traces.trace import Trace
 
 FIT_FILE = Path(__file__).parent / "fit.json"
+TOPOLOGY = Path(__file__).resolve().parents[2] / "topologies" / "paper.yaml"
 FIT_SEEDS = range(101, 113)  # draws that no run uses
 REQUESTS = 3000
 TARGET_PDD_P90_S, TARGET_PDD_P99_S = 9.8, 14.4
@@ -129,10 +131,10 @@ def solve(fit: Fit, seeds: Sequence[int], say: Callable[[str], None] = lambda _:
         cap = fit.context_tokens * off[0] / off[1]
         fit = replace(
             fit,
-            prefill_tokens_per_s=round(speed, 1),
+            prefill_tokens_per_s=round(speed),
             context_tokens=round(cap / BLOCK) * BLOCK,
-            connection_bytes_per_s=round(fit.connection_bytes_per_s * off[2]),
-            relay_itl_s=round(fit.relay_itl_s * off[3], 5),
+            connection_bytes_per_s=round(fit.connection_bytes_per_s * off[2] / 1e5) * 100_000,
+            relay_itl_s=round(fit.relay_itl_s * off[3], 4),
         )
     raise ExperimentError(f"the parameters did not settle in {MOST_ROUNDS} rounds; the last were {as_json(fit)}")
 
@@ -141,16 +143,36 @@ def as_json(fit: Fit) -> dict[str, Any]:
     return asdict(fit)
 
 
+def as_written(fit: Fit) -> dict[str, str]:
+    """The fitted values as topologies/paper.yaml has them: pattern of what stands before each -> its text."""
+    return {
+        r"gpu-a:\s+\{prefill: ": f"{fit.prefill_tokens_per_s:g} tokens/s",
+        r"tokens/s, decode: ": f"{fit.relay_itl_s * 1000:g}ms",
+        r"kv_pool: \{connections: \d+, rate: ": f"{fit.connection_bytes_per_s * 8 / 1e6:g}mbit",
+    }
+
+
+def written_into(topology: str, fit: Fit) -> str:
+    """The topology's text with the fitted values. Raises ExperimentError where it has no place for one."""
+    for before, value in as_written(fit).items():
+        topology, count = re.subn(f"({before})[\\d.]+ ?[a-z/]+", rf"\g<1>{value}", topology)
+        if count != 1:
+            raise ExperimentError(f"{TOPOLOGY} has {count} places for {value} instead of one; correct it by hand")
+    return topology
+
+
 def refit_by_simulation(say: Callable[[str], None]) -> Iterator[str]:
-    """`pddbed experiment fit ttft`: solve, write fit.json, and yield what changed, in words."""
+    """`pddbed experiment fit ttft`: solve, write fit.json and topologies/paper.yaml, yield what changed, in words."""
     before = Fit.read()
     found = solve(before, FIT_SEEDS, say)
     how = (
-        f"simulated (pddbed sim), {len(FIT_SEEDS)} generated traces of {REQUESTS} requests that no run uses; means "
+        f"simulated (pddbed sim) on {len(FIT_SEEDS)} generated traces of {REQUESTS} requests that no run uses; means "
         "moved to the published figures: prefill_tokens_per_s to PDD's P90, context_tokens to PDD's P99, "
-        "connection_bytes_per_s to CDC-PD's P90, relay_itl_s to the relay's share of tokens; the rest is assumed"
+        "connection_bytes_per_s to CDC-PD's P90, relay_itl_s to the relay's share of tokens. Assumed: the others; "
+        "rate_per_s is low because PDD's P99 is about what the longest prompt takes: hardly anybody queues"
     )
     found = replace(found, how=how)
     write_whole(FIT_FILE, json.dumps(as_json(found), indent=1) + "\n")
+    write_whole(TOPOLOGY, written_into(TOPOLOGY.read_text(), found))
     for name, value in as_json(found).items():
         yield f"{name:<24} {getattr(before, name)} -> {value}" if name != "how" else f"{name:<24} {value}"
