@@ -71,6 +71,8 @@ def test_a_closed_loop_prints_the_table_and_leaves_a_run_that_report_reads(
     assert json.loads(again.stdout) == summary
     page = (out / "report.html").read_text()
     assert "--input-len 100" in page, "the command that makes this run again"
+    assert "of the network and the server nothing is known" in page
+    assert "<h2>Links</h2>" not in page
     refused = run_bench(cluster, *load, "--out", str(out))
     assert (refused.returncode, refused.stdout) == (1, "")
     assert "holds a run already" in refused.stderr
