@@ -217,15 +217,16 @@ def _forwarded_bytes() -> int:
 
 def test_a_capture_amid_a_transfer_says_that_it_cannot_tell(lab: Lab, tmp_path: Path) -> None:
     file = tmp_path / "x.pcapng"
-    assert run_pddbed("wan", "set", "wan0", "-l", LAB, "--rate", "5mbit").returncode == 0
+    assert run_pddbed("wan", "set", "wan0", "-l", LAB, "--rate", "3mbit").returncode == 0
     before = _forwarded_bytes()
-    asking = threading.Thread(target=_ask, args=(lab, next(NUMBERS), 1800))  # 3.7 MB of KV: six seconds
+    asking = threading.Thread(target=_ask, args=(lab, next(NUMBERS), 1800))  # 3.7 MB of KV: ten seconds
     try:
         asking.start()
         deadline = time.monotonic() + 30
         while _forwarded_bytes() < before + 200_000:
             assert time.monotonic() < deadline, "no KV on its way"
-        captured = run_pddbed("capture", "-l", LAB, "wan0", "-w", str(file), "--duration", "500ms", "--settle", "0s")
+        # longer than a frame of 512 KB, so that one begins in it
+        captured = run_pddbed("capture", "-l", LAB, "wan0", "-w", str(file), "--duration", "3s", "--settle", "0s")
         assert captured.returncode == 0, captured.stderr
     finally:
         assert run_pddbed("wan", "reset", "-l", LAB).returncode == 0
