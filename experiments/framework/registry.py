@@ -19,6 +19,9 @@ EXPERIMENTS = {
         "experiments.handoff.experiment:Handoff",
         "recomputing 100 tokens is steady, streaming their KV is not",
     ),
+    "ttft": ("experiments.ttft.experiment:Ttft", "TTFT P90 9.8 s and P99 14.4 s with PDD, 18.3 and 30 s with CDC-PD"),
+    "split": ("experiments.ttft.experiment:Split", "the relay makes 6.2 % of all tokens"),
+    "consistency": ("experiments.ttft.experiment:Consistency", "hand-over keeps MD's hit rate equal to P's"),
 }
 
 

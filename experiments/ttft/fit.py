@@ -70,17 +70,16 @@ class Fit:
             context_tokens=self.context_tokens,
         )
 
-    def recipe(self, seed: int, requests: int = REQUESTS) -> SessionRecipe:
-        return SessionRecipe(requests, self.sessions, self.context_tokens, BLOCK, self.rate_per_s, seed)
+    def recipe(self, seed: int, requests: int = REQUESTS, sessions: int | None = None) -> SessionRecipe:
+        return SessionRecipe(requests, sessions or self.sessions, self.context_tokens, BLOCK, self.rate_per_s, seed)
 
     def trace(
         self, seed: int, requests: int = REQUESTS, context_tokens: int | None = None, rate: float | None = None
     ) -> tuple[Trace, int]:
         """A generated trace and how many of its first requests only fill the caches."""
         recipe = self.recipe(seed, requests)
-        recipe = replace(
-            recipe, context_tokens=context_tokens or self.context_tokens, rate_per_s=rate or self.rate_per_s
-        )
+        context_tokens = context_tokens or self.context_tokens
+        recipe = replace(recipe, context_tokens=context_tokens, rate_per_s=rate or self.rate_per_s)
         return generate_sessions(recipe), recipe.warm_up
 
 

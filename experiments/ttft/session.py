@@ -1,0 +1,165 @@
+"""`ttft` in its labs: caches filled, a seed's requests replayed, what workers, packets and pacing say gathered."""
+
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from experiments.framework.bytes_check import TOLERANCE, check_bytes
+from experiments.framework.errors import ExperimentError
+from experiments.framework.experiment import Part, PartResult, Progress
+from experiments.framework.figures import percentile
+from experiments.framework.lab import ExperimentLab
+from experiments.ttft.fit import Fit
+from experiments.ttft.load import Answered, Load
+from experiments.ttft.shape import Shape
+from experiments.ttft.workload import Sent, workload
+from testbed.lab.pace import read_pace
+
+LATEST_P99_MS = 20.0  # of sending a request, in the lab's time
+FILL_AT_ONCE = 12
+FILL_ANSWER_TOKENS = 96  # long enough to outlast its prompt's KV on the WAN, so that main decode has it in any variant
+SETTLED_S = 120.0
+SPANS_OF = 100  # requests of a part whose spans are kept: a timeline of all of them nobody could open
+
+
+class TtftSession:
+    """One variant's lab."""
+
+    def __init__(self, lab: ExperimentLab, fit: Fit, shape: Shape) -> None:
+        self._lab = lab
+        self._fit = fit
+        self._shape = shape
+        self._load = Load(lab.state["api"], str(lab.plan.model["name"]))
+        self._records = _Records(lab.record.results / "requests.jsonl")
+
+    def run(self, part: Part, directory: Path, progress: Progress) -> PartResult:
+        directory.mkdir(parents=True, exist_ok=True)
+        capture = directory / "wan0.pcapng"
+        work = workload(self._fit, self._shape, part.seed, part.detail["requests"])
+        begun = time.monotonic()
+        filled = self._load.fill(work.warm_up, FILL_AT_ONCE, FILL_ANSWER_TOKENS)
+        self._records.of(_named(filled))
+        filled_s = time.monotonic() - begun
+        paced, cpu = read_pace(self._lab.record.results), _cpu_s()
+        begun = time.monotonic()
+        with self._lab.capturing("wan0", capture):
+            answered = self._load.replay(work.measured, lambda done: progress(done / len(work.measured)))
+            found = self._records.of(_named(answered))
+        seconds = time.monotonic() - begun
+        used = _cpu_s()
+        check = check_bytes(capture, self._lab.record.results)
+        capture.unlink()
+        late_ms = percentile([one.late_ns / 1e6 for one in answered], 0.99)
+        failed = [one.error for one in answered if one.name is None]
+        failed += [record["error"] for record in found.values() if not record["success"]]
+        reasons = list(check.problems)
+        if check.difference > TOLERANCE:
+            reasons.append(f"capture and counters differ by {check.difference:.1%}")
+        if late_ms > LATEST_P99_MS:
+            reasons.append(f"requests were sent late, p99 {late_ms:.0f} ms (limit {LATEST_P99_MS:.0f} ms)")
+        if failed:
+            reasons.append(f"{len(failed)} of {len(answered)} requests failed, the first: {failed[0]}")
+        facts = {
+            **check.facts(),
+            "late_p99_ms": late_ms,
+            "failed": len(failed),
+            "seconds": seconds,
+            "fill_seconds": filled_s,
+            "cpu_share": {"busy": (used[0] - cpu[0]) / seconds / _CPUS, "stolen": (used[1] - cpu[1]) / seconds / _CPUS},
+            "pace": {
+                host: _since(row, paced.get(host, {})) for host, row in read_pace(self._lab.record.results).items()
+            },
+            "trace_sha256": work.trace.sha256,
+        }
+        records = [
+            self._row(part, index, what, found[one.name])
+            for index, (what, one) in enumerate(zip(work.measured, answered, strict=True))
+            if one.name is not None and found[one.name]["success"]
+        ]
+        return PartResult(records, facts, reasons)
+
+    def _row(self, part: Part, index: int, what: Sent, record: dict[str, Any]) -> dict[str, Any]:
+        """A line of requests.jsonl. `..._ms` without pdd_ are the deployment's times, everything else is the lab's."""
+        faster = self._shape.time_compression
+        tokens = record["output_len"] * self._shape.output_divisor
+        after_first_s = record["e2el"] - record["ttft"]
+        kept = {key: value for key, value in record.items() if key not in ("itl", "pdd_recovery")}
+        if index >= SPANS_OF:
+            kept.pop("pdd_spans")
+        return {
+            **kept,
+            "part": part.name,
+            "row": part.detail["row"],
+            "seed": part.seed,
+            "index": index,
+            "arrival_s": what.request.time_ns / 1e9,
+            "ttft_ms": record["ttft"] * 1000 * faster,
+            "tpot_ms": after_first_s * 1000 * faster / (tokens - 1) if record["output_len"] > 1 else None,
+            "e2el_ms": record["e2el"] * 1000 * faster,
+            "kv_xfer_ms": _times(record["pdd_kv_xfer_ms"], faster),
+            "kv_queue_ms": _times(record["pdd_kv_queue_ms"], faster),
+        }
+
+
+def _times(value: float | None, faster: float) -> float | None:
+    return None if value is None else value * faster
+
+
+def _named(answered: Sequence[Answered]) -> list[str]:
+    return [one.name for one in answered if one.name is not None]
+
+
+def _since(now: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+    """Counts of this part alone."""
+    names = ("steps", "late", "overran", "paced_ns", "lateness_ns")
+    return {name: now.get(name, 0) - before.get(name, 0) for name in names}
+
+
+class _Records:
+    """The gateway's requests.jsonl, read on as it grows; records come once every worker has let go of them."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._at = 0
+        self._found: dict[str, dict[str, Any]] = {}
+
+    def of(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """The records of these requests. Raises ExperimentError when one does not come."""
+        deadline = time.monotonic() + SETTLED_S
+        while missing := [name for name in names if name not in self._found]:
+            if time.monotonic() > deadline:
+                raise ExperimentError(f"{len(missing)} requests left no record within {SETTLED_S:.0f} s")
+            self._read_on()
+            time.sleep(0.05)
+        return {name: self._found.pop(name) for name in names}
+
+    def _read_on(self) -> None:
+        if not self._file.exists():
+            return
+        with self._file.open("rb") as stream:
+            stream.seek(self._at)
+            *lines, _ = stream.read().split(b"\n")
+        for line in lines:
+            self._at += len(line) + 1
+            record = json.loads(line)
+            self._found[record["request_id"]] = record
+
+
+_CPUS = os.cpu_count() or 1
+
+
+def _cpu_s() -> tuple[float, float]:
+    """Seconds that all CPUs were busy, and stolen by the machine below, since boot."""
+    with open("/proc/stat") as stream:
+        user, nice, system, _, _, irq, softirq, steal = map(int, stream.readline().split()[1:9])
+    tick = os.sysconf("SC_CLK_TCK")
+    return (user + nice + system + irq + softirq) / tick, steal / tick
+
+
+@contextmanager
+def open_session(lab: ExperimentLab, fit: Fit, shape: Shape) -> Iterator[TtftSession]:
+    yield TtftSession(lab, fit, shape)
