@@ -10,6 +10,7 @@ import sys
 from typing import Protocol
 
 from workers.bytelog import ByteLog
+from workers.engine.urgency import Urgency
 from workers.environment import WorkerEnvironment
 from workers.gateway.server import Gateway
 from workers.models import LoadedModel
@@ -80,6 +81,8 @@ async def serve(environment: WorkerEnvironment, loaded: LoadedModel) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     running = make(environment, loaded)
+    if environment.profile is not None:
+        Urgency().begin()
     byte_log = ByteLog(environment.records, environment.host, running.counters)
     loop.add_signal_handler(signal.SIGUSR1, byte_log.write)
     starting = asyncio.create_task(running.start(open_listener(environment)))

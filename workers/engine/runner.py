@@ -28,6 +28,7 @@ from workers.engine.sampling import Choice, Sampling
 from workers.engine.schedule import schedule, schedule_paced
 from workers.engine.sequence import Generated, Sequence
 from workers.engine.speculation import Drafter, Speculation
+from workers.engine.urgency import Urgency
 from workers.models import LoadedModel
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ class EngineRunner:
         self._pacer = Pacer(profile) if profile is not None else None
         self._hurry = threading.Event()
         """Nobody waits for a step's time to pass any more."""
+        self._urgency = Urgency()
         self._engine = Engine(loaded, pool)
         self._memory = SequenceMemory(self._engine, pool, cache)
         self._leases = self._memory.leases
@@ -364,9 +366,13 @@ class EngineRunner:
 
     def _compute(self, batch: Batch, due_ns: int | None) -> tuple[list[Choice], int]:
         """On the compute thread: what was chosen, and when that was known; returns when the step is due."""
+        if due_ns is None:
+            return self._engine.compute(batch), 0
+        self._urgency.end()
         sampled = self._engine.compute(batch)
         computed_ns = time.monotonic_ns()
-        if due_ns is not None and due_ns > computed_ns:
+        self._urgency.begin()  # until the next step: its result is still to be handed over
+        if due_ns > computed_ns:
             self._hurry.wait((due_ns - computed_ns) / 1e9)
         return sampled, computed_ns
 
