@@ -29,11 +29,13 @@ class Client:
 
     def complete(self, prompt: list[int], max_tokens: int) -> dict[str, Any]:
         """Answer a prompt greedily; returns the request's record, its KV settled everywhere. Raises ExperimentError."""
-        return self._settled(self._post(prompt, max_tokens))
+        return self._settled(self._post(prompt, max_tokens, ignore_eos=False))
 
-    def _post(self, prompt: list[int], max_tokens: int) -> str:
+    def _post(self, prompt: list[int], max_tokens: int, ignore_eos: bool) -> str:
         """The request's id, once it is answered."""
-        body = {"model": self._model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
+        body: dict[str, Any] = {"model": self._model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
+        if ignore_eos:
+            body["ignore_eos"] = True
         try:
             answer = self._http.post("/v1/completions", json=body)
         except httpx.HTTPError as error:
@@ -44,12 +46,18 @@ class Client:
         return name
 
     def complete_all(
-        self, prompts: Sequence[list[int]], max_tokens: int, at_once: int, on_done: Callable[[int], None]
+        self,
+        prompts: Sequence[list[int]],
+        max_tokens: int,
+        at_once: int,
+        on_done: Callable[[int], None],
+        *,
+        ignore_eos: bool = False,
     ) -> list[dict[str, Any]]:
         """As `complete`, `at_once` clients that send their next prompt when they have their answer; in order."""
 
         def one(prompt: list[int]) -> str:
-            return self._post(prompt, max_tokens)
+            return self._post(prompt, max_tokens, ignore_eos)
 
         with ThreadPoolExecutor(at_once) as clients:
             running = [clients.submit(one, prompt) for prompt in prompts]

@@ -1,7 +1,10 @@
 """Pacing: steps are due on an ideal clock, lateness is counted and not handed on, and answers stay what they are."""
 
 import asyncio
+import os
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -12,6 +15,7 @@ from tests.workers.engine.drive import prompt
 from workers.engine import BlockPool, Chunk, EngineRunner, Profile, Sampling, Sequence, generate
 from workers.engine.pacing import PROMPT_STEP_NS, TOLERANCE_NS, PaceCounts, Pacer, Work, work_of
 from workers.engine.schedule import schedule_paced
+from workers.engine.urgency import Urgency
 from workers.models import LoadedModel
 
 MS = 1_000_000
@@ -217,3 +221,30 @@ def test_a_paced_answer_takes_its_profiles_time_within_a_percent(tiny: LoadedMod
     assert prefill == pytest.approx(1, rel=0.01)
     assert decode == pytest.approx(1, rel=0.01)
     assert counts.steps == 50 + 5  # 300 tokens of prefill in steps of up to 62: 250 ms
+
+
+@pytest.mark.root
+def test_who_waits_for_a_due_step_goes_first_and_who_computes_does_not() -> None:
+    def policies() -> tuple[int, int, int]:
+        urgency, born = Urgency(), []
+        urgency.begin()
+        waiting = os.sched_getscheduler(0)
+        child = threading.Thread(target=lambda: born.append(os.sched_getscheduler(0)))
+        child.start()
+        child.join()
+        urgency.end()
+        return tuple(policy & ~os.SCHED_RESET_ON_FORK for policy in (waiting, *born, os.sched_getscheduler(0)))
+
+    with ThreadPoolExecutor(1) as thread:  # its priority is its own
+        assert thread.submit(policies).result() == (os.SCHED_FIFO, os.SCHED_OTHER, os.SCHED_OTHER)
+
+
+def test_without_permission_a_worker_waits_as_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "sched_setscheduler", refused)
+    urgency = Urgency()
+    urgency.begin()
+    urgency.end()
+    assert not urgency.permitted

@@ -1,0 +1,91 @@
+"""`chip-bias` in its labs: the records of real workers, and their times in the deployment's tokens and seconds."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from experiments.chip_bias.rows import SHORT_PROMPT
+from experiments.framework.bytes_check import TOLERANCE, check_bytes
+from experiments.framework.errors import ExperimentError
+from experiments.framework.experiment import Part, PartResult, Progress
+from experiments.framework.lab import ExperimentLab
+from experiments.framework.serving import Client
+from testbed.scale import Scale
+
+
+class ChipBiasSession:
+    def __init__(self, lab: ExperimentLab, client: Client) -> None:
+        self._lab = lab
+        self._client = client
+        if lab.plan.scale is None:
+            raise ExperimentError("the topology of chip-bias has no scale")
+        self._scale = lab.plan.scale.scale
+
+    def run(self, part: Part, directory: Path, progress: Progress) -> PartResult:
+        directory.mkdir(parents=True, exist_ok=True)
+        capture = directory / "wan0.pcapng"
+        prefilling = part.detail["kind"] == "prefill"
+        source = random.Random(f"chip-bias {part.seed}")  # the same prompts for both chips
+        with self._lab.capturing("wan0", capture):
+            found = self._prefill(part, source, progress) if prefilling else self._decode(part, source, progress)
+        check = check_bytes(capture, self._lab.record.results)
+        capture.unlink()
+        reasons = list(check.problems)
+        if check.difference > TOLERANCE:
+            reasons.append(f"capture and counters differ by {check.difference:.1%}")
+        about = {"part": part.name, "row": part.detail["row"], "seed": part.seed}
+        measured = prefilled if prefilling else decoded
+        records = [{**record, **about, **measured(record, self._scale)} for record in found]
+        return PartResult(records, {**check.facts(), "pace": self._pace()}, reasons)
+
+    def _prefill(self, part: Part, source: random.Random, progress: Progress) -> list[dict[str, Any]]:
+        """One after the other, so that nobody waits for another's prompt."""
+        lengths, found = part.detail["lengths"], []
+        for length in lengths:
+            found.append(self._client.complete(_prompt(source, length), 1))
+            progress(len(found) / len(lengths))
+        return found
+
+    def _decode(self, part: Part, source: random.Random, progress: Progress) -> list[dict[str, Any]]:
+        at_once = part.detail["at_once"]
+        prompts = [_prompt(source, SHORT_PROMPT) for _ in range(at_once)]
+        return self._client.complete_all(
+            prompts, part.detail["tokens"], at_once, lambda done: progress(done / at_once), ignore_eos=True
+        )
+
+    def _pace(self) -> dict[str, Any]:
+        """What the workers have said so far of how they keep their times."""
+        hosts = self._lab.ask("status")["hosts"]
+        return {host["name"]: host["pace"] for host in hosts if host["pace"] is not None}
+
+
+def _prompt(source: random.Random, length: int) -> list[int]:
+    """That no cache has seen."""
+    return source.choices(range(32, 127), k=length)
+
+
+def prefilled(record: dict[str, Any], scale: Scale) -> dict[str, Any]:
+    """Of a request, the prompt tokens that were computed and the time that took, as in the deployment."""
+    (span,) = [span for span in record["pdd_spans"] if span["name"] == "prefill"]
+    return {
+        "prefill_tokens": (span["tokens"] - span.get("cached", 0)) * scale.prompt_scale,
+        "prefill_s": (span["end_ns"] - span["start_ns"]) / 1e9 * scale.time_compression,
+    }
+
+
+def decoded(record: dict[str, Any], scale: Scale) -> dict[str, Any]:
+    """Of a request, the deployment's time of a decode step. The first one is left out: it waits for one in flight."""
+    gaps_s = record["itl"][1:]
+    return {"decode_step_ms": sum(gaps_s) / len(gaps_s) * 1e3 * scale.time_compression / scale.output_scale}
+
+
+@contextmanager
+def open_session(lab: ExperimentLab) -> Iterator[ChipBiasSession]:
+    client = Client(lab.state["api"], str(lab.plan.model["name"]), lab.record.results / "requests.jsonl")
+    try:
+        client.complete([40] * 4, 4)  # first steps are slow
+        yield ChipBiasSession(lab, client)
+    finally:
+        client.close()
