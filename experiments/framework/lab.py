@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from experiments.framework.errors import ExperimentError
+from testbed.capture.settling import Settling
 from testbed.interpreter import environment, program
 from testbed.lab import start
 from testbed.lab.control import ask_lab
@@ -26,6 +27,8 @@ from testbed.topology import TopologyErrors, load_plan
 
 SAMPLE_S = 1.0
 RING = "128MiB"  # rides out seconds in which a busy machine lets nobody write
+QUIET_S = 0.2  # at the beginning of a capture
+SETTLE_S = 10.0  # for the last frames of what came before
 PATIENCE_S = 300.0  # for what a slow machine does slowly; everything here ends by itself long before
 
 
@@ -175,7 +178,11 @@ class ExperimentLab:
 
     @contextmanager
     def capturing(self, link: str, out: Path, *, headers_only: bool = True) -> Iterator[None]:
-        """Meanwhile, the link's packets are recorded. Raises ExperimentError when that failed."""
+        """Meanwhile, the link's packets are recorded. Raises ExperimentError when that failed.
+
+        Begins with counters that were read while nothing crossed: readings amid traffic, on a busy machine those of two
+        workers far apart, cannot be told from bytes that were not counted.
+        """
         options = ["--headers-only"] if headers_only else []
         options += ["--ring", RING, "--allow-drops"]  # bytes that were missed are found by their sequence numbers
         command = [*program("testbed"), "capture", link, "--lab", self.plan.name, "-f", "-w", str(out), *options]
@@ -185,6 +192,7 @@ class ExperimentLab:
             said = child.stderr.readline()
             if "capturing" not in said:
                 raise ExperimentError(f"capturing {link} failed: {said.strip() or child.stderr.read().strip()}")
+            self._settle()
             yield
             child.send_signal(signal.SIGINT)
             _, rest = child.communicate(timeout=PATIENCE_S)
@@ -195,6 +203,13 @@ class ExperimentLab:
                 child.terminate()
                 child.wait()
             child.stderr.close()
+
+    def _settle(self) -> None:
+        """Read the workers' counters until nothing is on its way, clear of the capture's first packets."""
+        clear_s = max((wan.rtt_ns for wan in self.plan.wans), default=0) / 1e9 + QUIET_S
+        settling = Settling(self.record, SETTLE_S, before_s=clear_s)
+        while not settling.step():
+            time.sleep(QUIET_S / 4)
 
 
 class LinkWatch:

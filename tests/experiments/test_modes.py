@@ -1,9 +1,15 @@
 """`modes`: a lab for each mode, the same prompts and loads in all of them, and auto judged by the better of the two."""
 
+import time
+from pathlib import Path
 from typing import Any
 
+import pytest
+
 from experiments.framework.experiment import Options, Part, PartResult
+from experiments.framework.lab import ExperimentLab
 from experiments.modes.experiment import LOADS, MODES, TOPOLOGY, Modes
+from testbed.capture.counters import is_level, read_notes
 from testbed.topology.load import plan_from_text
 
 QUICK = Options(quick=True, seeds=1)
@@ -37,3 +43,16 @@ def test_auto_is_held_against_the_better_of_the_two() -> None:
         figures = {figure.key: figure for figure in evaluation.figures}
         assert figures["auto_load4"].verdict == verdict
         assert figures["auto_load4"].value == auto_ms / 100
+
+
+@pytest.mark.root
+def test_a_capture_begins_with_counters_that_were_read_while_nothing_crossed(tmp_path: Path) -> None:
+    with ExperimentLab(TOPOLOGY, tmp_path / "lab", with_workers=True) as lab:
+        began_ns = time.time_ns()
+        with lab.capturing("wan0", tmp_path / "wan0.pcapng"):
+            notes = read_notes(lab.record.results)  # before the first request
+        first = {host: next(note for note in found if note.time_ns > began_ns) for host, found in notes.items()}
+        assert set(first) == {"gw0", "p0", "rld0", "md0"}
+        for sender in ("gw0", "p0", "rld0"):
+            assert is_level(first[sender], first["md0"])
+            assert is_level(first["md0"], first[sender])
