@@ -1,5 +1,6 @@
 """`modes`: a lab for each mode, the same prompts and loads in all of them, and auto judged by the better of the two."""
 
+import itertools
 import time
 from pathlib import Path
 from typing import Any
@@ -21,17 +22,22 @@ def test_each_variant_is_a_topology_of_its_mode() -> None:
         assert plan_from_text(text, f"{mode}.yaml").serving["handoff"] == mode
 
 
-def test_every_mode_gets_every_load_and_parts_of_a_lab_are_together() -> None:
+def test_every_mode_gets_every_load_and_the_modes_take_turns() -> None:
     made = Modes().parts(Options(seeds=2))
-    assert [part.variant for part in made] == sorted((part.variant for part in made), key=MODES.index)
+    labs = [variant for variant, _ in itertools.groupby(made, key=lambda part: part.variant)]
+    assert labs == [*MODES, *MODES], "a lab for each mode and seed"
     assert {(part.variant, part.detail["load"]) for part in made} == {(mode, load) for mode in MODES for load in LOADS}
     assert len({part.name for part in made}) == len(made)
 
 
-def _results(answers_ms: dict[str, float]) -> dict[str, tuple[Part, PartResult]]:
+def _results(answers_ms: dict[str, float], md_tokens: int = 9) -> dict[str, tuple[Part, PartResult]]:
     found = {}
     for part in Modes().parts(QUICK):
-        record: dict[str, Any] = {"e2el_ms": answers_ms[part.variant], "pdd_handoff_pause_ms": 5.0}
+        record: dict[str, Any] = {
+            "e2el_ms": answers_ms[part.variant],
+            "pdd_handoff_pause_ms": 5.0,
+            "pdd_md_tokens": md_tokens,
+        }
         found[part.name] = (part, PartResult([record], {"bytes_difference": 0.0}))
     return found
 
@@ -43,6 +49,13 @@ def test_auto_is_held_against_the_better_of_the_two() -> None:
         figures = {figure.key: figure for figure in evaluation.figures}
         assert figures["auto_load4"].verdict == verdict
         assert figures["auto_load4"].value == auto_ms / 100
+
+
+def test_answers_that_end_on_the_relay_do_not_pass_for_a_comparison() -> None:
+    parameters = Modes().parameters(Options(seeds=1))
+    for md_tokens, verdict in ((9, "met"), (0, "missed")):
+        evaluation = Modes().evaluate(parameters, _results(dict.fromkeys(MODES, 100.0), md_tokens))
+        assert {f.verdict for f in evaluation.figures if f.key.startswith("handed_over")} == {verdict}
 
 
 @pytest.mark.root
