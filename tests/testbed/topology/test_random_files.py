@@ -68,6 +68,42 @@ DESIGN_EXAMPLE: dict[str, Any] = {
     "api": {"listen": "127.0.0.1:8000"},
 }
 
+SCALED_EXAMPLE: dict[str, Any] = {
+    "datacenters": {
+        "main": {
+            "subnet": "10.1.0.0/24",
+            "hosts": {"gw0": {"role": "gateway"}, "p0": {"role": "prefill", "profile": "gpu"}},
+        },
+        "remote": {"subnet": "10.2.0.0/24", "hosts": {"md0": {"role": "main-decode", "profile": "chip"}}},
+    },
+    "wan": [
+        {
+            "between": ["main", "remote"],
+            "rate": "10gbit",
+            "rtt": "100ms",
+            "queue": {"bytes": "64MiB"},
+            "backward": {"rate": "5gbit"},
+        }
+    ],
+    "serving": {"pipeline": "cdc-pd", "kv_chunk": 2048, "kv_pool": {"rate": "320mbit"}},
+    "profiles": {
+        "gpu": {"prefill": "9000 tokens/s", "decode": "75ms", "extend": "9000 tokens/s"},
+        "chip": {"relative_to": "gpu", "prefill": "81%", "decode": "210%", "decode_per_sequence": "1ms"},
+    },
+    "congestion": [
+        {"step": {"at": "1s", "rate": "1gbit"}},
+        {"ramp": {"at": "2s", "duration": "1s", "delay": ["50ms", "90ms"]}},
+        {"cross_traffic": {"at": "4s", "duration": "2s", "rate": "1gbit", "bursts": {"on": "1s", "off": "1s"}}},
+    ],
+    "scale": {
+        "kv_bytes_per_token": {"deployment": "4400B", "lab": "2KiB"},
+        "block_tokens": 64,
+        "prompt_divisor": 64,
+        "output_divisor": 4,
+        "time_compression": 2,
+    },
+}
+
 
 def vocabulary() -> list[str]:
     """Every key of every section."""
@@ -98,6 +134,9 @@ SCALARS = st.one_of(
         [
             "20ms",
             "2s",
+            "90 tokens/s",
+            "gpu",
+            "chip",
             "400mbit",
             "10tbit",
             "0bit",
@@ -164,12 +203,22 @@ def test_the_example_of_the_design_is_a_plan() -> None:
     assert isinstance(plan, LabPlan), plan
     assert plan.wans[0].forward.loss == GilbertElliottLoss(0.01, 0.1, 0.7, 0.001)
     assert plan.wans[0].backward.loss is None
+    assert isinstance(load(yaml.safe_dump(SCALED_EXAMPLE, sort_keys=False)), LabPlan)
 
 
 @settings(max_examples=250)
 @given(st.lists(st.tuples(st.sampled_from(paths(DESIGN_EXAMPLE)), VALUES), min_size=1, max_size=4))
 def test_a_good_file_with_some_values_replaced_by_others_never_crashes(changes: list[tuple[Any, Any]]) -> None:
-    data: Any = DESIGN_EXAMPLE
+    _replace_and_load(DESIGN_EXAMPLE, changes)
+
+
+@settings(max_examples=150)
+@given(st.lists(st.tuples(st.sampled_from(paths(SCALED_EXAMPLE)), VALUES), min_size=1, max_size=4))
+def test_a_good_file_with_a_scale_and_some_values_replaced_never_crashes(changes: list[tuple[Any, Any]]) -> None:
+    _replace_and_load(SCALED_EXAMPLE, changes)
+
+
+def _replace_and_load(data: Any, changes: list[tuple[Any, Any]]) -> None:
     for path, new in changes:
         if path in paths(data):
             data = replaced(data, path, new)
