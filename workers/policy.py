@@ -25,7 +25,7 @@ class WorkerView:
     """What routing knows of a worker. `connected`: the peers to which its own warm connections are up.
 
     `matched`: tokens of the request's prompt whose KV its cache holds; `busy_tokens`: how many of them each of the
-    `active` requests that it has weighs.
+    `active` requests that it has weighs. `cached`: tokens that its cache holds in all.
     """
 
     name: str
@@ -34,6 +34,7 @@ class WorkerView:
     connected: frozenset[str]
     matched: int = 0
     busy_tokens: int = BUSY_TOKENS
+    cached: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +151,7 @@ def _hit_rate(route: Route, prompt_tokens: int, views: Sequence[WorkerView]) -> 
 
 def choose_route(pipeline: str, reason: str, workers: Iterable[WorkerView]) -> Route:
     """Of each role the pipeline needs the worker that holds most of the prompt, unless it is busier by more than that
-    is worth (`busy_tokens`), ties by name; prefill must reach the others.
+    is worth (`busy_tokens`), of equals the one that caches less, then by name; prefill must reach the others.
 
     Raises NoRoute.
     """
@@ -182,8 +183,9 @@ def _by_cost(views: Sequence[WorkerView], role: str) -> list[WorkerView]:
     return sorted((view for view in views if view.role == role), key=_cost)
 
 
-def _cost(view: WorkerView) -> tuple[int, int, str]:
-    return view.busy_tokens * view.active - view.matched, view.active, view.name
+def _cost(view: WorkerView) -> tuple[int, int, int, str]:
+    # of equals the emptier one: a session stays where it begins, so the first idle worker would get all of them
+    return view.busy_tokens * view.active - view.matched, view.active, view.cached, view.name
 
 
 def _first(candidates: Sequence[WorkerView], reachable: frozenset[str]) -> WorkerView | None:

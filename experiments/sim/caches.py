@@ -17,6 +17,11 @@ class SimCache:
         """Tokens of the prompt's beginning that are here. Changes nothing."""
         return self._policy.match(path) * self._block_tokens
 
+    @property
+    def tokens(self) -> int:
+        """All that is here."""
+        return self._policy.size * self._block_tokens
+
     def keep(self, path: Sequence[int]) -> None:
         """The whole prompt is here and used now."""
         if path:

@@ -122,7 +122,15 @@ class _Simulator:
     def _route(self, outcome: Outcome, path: Sequence[int]) -> Route:
         is_, policy = self._is, self._variant.policy
         views = [
-            WorkerView(node.name, node.role, node.active, self._all, node.cache.matched(path), is_.busy_tokens)
+            WorkerView(
+                node.name,
+                node.role,
+                node.active,
+                self._all,
+                node.cache.matched(path),
+                is_.busy_tokens,
+                node.cache.tokens,
+            )
             for node in self._nodes.values()
         ]
         return route_for(policy, is_.relay_threshold, outcome.prompt_tokens, views, is_.offload_tokens)

@@ -16,8 +16,7 @@ from experiments.report.charts import Chart
 from experiments.sim.outcome import Run
 from experiments.ttft import charts, figures
 from experiments.ttft.figures import Predictions
-from experiments.ttft.fit import BLOCK, TOPOLOGY, Fit, as_json
-from experiments.ttft.predict import predicted
+from experiments.ttft.fit import BLOCK, TOPOLOGY, Fit, as_json, predicted
 from experiments.ttft.rows import Results, Row, rows_of
 from experiments.ttft.session import open_session
 from experiments.ttft.shape import BESIDE, FULL, JUDGED, QUICK, Shape, lab_topology, parts
@@ -124,7 +123,8 @@ def _predictions(parameters: Mapping[str, Any], results: Results) -> dict[str, l
     found: dict[str, list[Run]] = {}
     for part, _ in results.values():
         name = part.detail["row"]
-        found.setdefault(name, []).append(predicted(fit, shape, name, part.seed, part.detail["requests"]))
+        recipe = fit.recipe(part.seed, part.detail["requests"], shape.sessions)
+        found.setdefault(name, []).append(predicted(fit, name, recipe, shape.output_divisor))
     return found
 
 

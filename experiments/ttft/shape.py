@@ -9,7 +9,7 @@ from experiments.framework.errors import ExperimentError
 from experiments.framework.experiment import Part
 from experiments.sim.deployment import Deployment
 from experiments.sim.variants import VARIANTS
-from experiments.ttft.fit import REQUESTS, Fit, written_into
+from experiments.ttft.fit import ANSWER_DIVISOR, BLOCK, REQUESTS, Fit, written_into
 
 JUDGED = ("pdd", "cdc-pd", "idc-pd")
 BESIDE = ("pdd-chunked", "cdc-pd-chunked", "pdd-end-on-rld")
@@ -34,13 +34,9 @@ class Shape:
         """What one part takes, about."""
         return self.each(seeds) / fit.rate_per_s / self.time_compression + WARM_UP_S * self.sessions / 64 + TAIL_S
 
-    def answer(self, tokens: int) -> int:
-        """A deployment's answer in the lab, in tokens."""
-        return max(1, round(tokens / self.output_divisor))
 
-
-FULL = Shape(REQUESTS, 64, 256, 8, 16)
-QUICK = Shape(60, 12, 256, 16, 32)
+FULL = Shape(REQUESTS, 64, 256, ANSWER_DIVISOR, 16)
+QUICK = Shape(48, 8, 256, 16, 24)
 
 
 def parts(fit: Fit, shape: Shape, names: Sequence[str], seeds: int, suffix: str = "") -> list[Part]:
@@ -63,6 +59,7 @@ def lab_topology(text: str, name: str, fit: Fit, shape: Shape) -> str:
     variant = VARIANTS[name]
     text = written_into(text, fit)
     changes = {
+        r"(?m)^  block_tokens: .*$": f"  block_tokens: {BLOCK}",
         r"(?m)^  prompt_divisor: .*$": f"  prompt_divisor: {shape.prompt_divisor}",
         r"(?m)^  output_divisor: .*$": f"  output_divisor: {shape.output_divisor}",
         r"(?m)^  time_compression: .*$": f"  time_compression: {shape.time_compression:g}",

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from experiments.traces.prompts import PromptMaker
 from experiments.traces.sessions import generate_sessions
 from experiments.traces.trace import Request, Trace
-from experiments.ttft.fit import Fit
+from experiments.ttft.fit import Fit, lab_answer
 from experiments.ttft.shape import Shape
 
 VOCABULARY = range(256)  # of `tiny`, its special tokens left out
@@ -39,7 +39,7 @@ def workload(fit: Fit, shape: Shape, seed: int, requests: int) -> Workload:
         Sent(
             request,
             maker.prompt(request),
-            shape.answer(request.output_tokens),
+            lab_answer(request.output_tokens, shape.output_divisor),
             round(request.time_ns / shape.time_compression),
         )
         for request in trace.requests

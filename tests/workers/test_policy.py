@@ -95,6 +95,13 @@ def test_a_cache_is_left_when_its_worker_is_busier_by_more_than_the_cache_is_wor
         assert route.main == chosen
 
 
+def test_new_sessions_spread_over_idle_workers() -> None:
+    """Each stays where it began: were ties decided by name, the first worker would get every one of them."""
+    idle = [replace(one, cached=5000 if one.name in ("p0", "md0") else 3000) for one in warm({})]
+    route = route_for("cdc-pd", 0.95, 1100, idle)
+    assert (route.prefill, route.main) == ("p1", "md1")
+
+
 def test_how_much_a_request_weighs_can_be_chosen() -> None:
     for weight, chosen in ((BUSY_TOKENS, "md0"), (16, "md1")):
         views = [replace(one, busy_tokens=weight) for one in warm({"md1": 200}, {"md1": 3})]

@@ -48,6 +48,7 @@ class Router:
             if link is not None and peer.name not in avoid:
                 connected = frozenset(link.peer_status.connected) if link.peer_status else frozenset()
                 active = sum(peer.name in workers for workers in busy)
-                matched = self.mirrors[peer.name].held(hashes) * size
-                views.append(WorkerView(peer.name, peer.role, active, connected, matched, weight))
+                mirror = self.mirrors[peer.name]
+                matched, cached = mirror.held(hashes) * size, len(mirror) * size
+                views.append(WorkerView(peer.name, peer.role, active, connected, matched, weight, cached))
         return views

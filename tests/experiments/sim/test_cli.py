@@ -32,7 +32,7 @@ def test_json_says_what_was_simulated() -> None:
     assert found["deployment"]["relay_itl_s"] == 0.2
     assert list(found["policies"]) == ["pdd"]
     assert found["policies"]["pdd"]["completed"] == 50
-    assert found["trace"]["warm_up"] == 128
+    assert found["trace"]["warm_up"] == 64
 
 
 def test_a_trace_of_ones_own_is_simulated(tmp_path: Path) -> None:
