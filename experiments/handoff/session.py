@@ -55,7 +55,7 @@ class HandoffSession:
         if check.difference > TOLERANCE:
             reasons.append(f"capture and counters differ by {check.difference:.1%}")
         reasons += _late(records)
-        copies = {key: self.copies[key] for key in ("median_ms", "max_ms")}
+        copies = {key: self.copies[key] for key in ("median_ms", "max_ms", "device")}
         return PartResult(records, {**check.facts(), "host_copies": copies}, reasons)
 
     def _prepare(self, model: str) -> None:

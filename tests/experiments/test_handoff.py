@@ -11,11 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.framework.experiment import Options
+from experiments.framework.experiment import Options, PartResult
+from experiments.framework.figures import Figure
 from experiments.handoff.congestion import LEAST_S, Congestion, as_csv, drain_s
-from experiments.handoff.endpoint import Pace
-from experiments.handoff.fit import DELAY_MS, LINK_BPS, MEAN_MS, PEAK_MS, STD_MS, Fit, low_bps
+from experiments.handoff.endpoint import Pace, host_copies
+from experiments.handoff.experiment import Handoff
+from experiments.handoff.fit import DELAY_MS, LINK_BPS, MEAN_MS, PEAK_MS, STD_MS, TOKENS, Fit, low_bps
 from experiments.handoff.rows import parts
+from experiments.transport.memory import Shape
 from testbed.topology import load_plan
 from tests.conftest import ROOT
 
@@ -66,6 +69,45 @@ def test_the_congestion_is_the_same_for_a_seed() -> None:
 def test_a_run_fits_its_time(options: Options) -> None:
     seconds = sum(part.expected_s for part in parts(options, smollm2=True))
     assert seconds < (50 if options.quick else 13 * 60)
+
+
+def _evaluated(ids_ms: dict[str, list[float]]) -> dict[str, Figure]:
+    """A run whose recomputing is the same calm and congested, and whose ids take so long."""
+    results = {}
+    for part in parts(Options(seeds=1), smollm2=False):
+        where = "congested" if part.detail["congested"] else "calm"
+        records = []
+        for index, ids in enumerate(ids_ms[where]):
+            recompute = 305.2 + 4.8 * (-1) ** index
+            times = {"pdd_extend_ms": recompute, "pdd_handoff_ms": recompute + ids}
+            if part.detail["kind"] == "kv":
+                times = {"pdd_kv_xfer_ms": 120 + (100.0 * index if where == "congested" else 0.01 * index)}
+            records.append({**times, "pdd_token_ids_ms": ids, "arrival_s": index * 0.6})
+        facts = {"bytes_difference": 0.0, "host_copies": {"median_ms": 0.1, "max_ms": 0.2, "device": "main memory"}}
+        results[part.name] = (part, PartResult(records, facts))
+    return {
+        figure.key: figure for figure in Handoff().evaluate(Handoff().parameters(Options(seeds=1)), results).figures
+    }
+
+
+def test_the_verdict_on_recomputing_holds_the_ids_way_against_the_network() -> None:
+    steady = _evaluated({"calm": [20.0] * 8, "congested": [20.0] * 8})
+    assert (steady["kv_growth"].verdict, steady["recompute_growth"].verdict) == ("met", "met")
+    assert steady["recompute_growth"].value == 1.0
+    delayed = _evaluated({"calm": [20.0] * 8, "congested": [20.0] * 4 + [120.0] * 4})
+    assert delayed["recompute_growth"].verdict == "missed", "ids that congestion delays are a hand-over that it delays"
+    assert delayed["recompute_mean"].verdict == "met", "recomputing alone is what was published"
+
+
+def test_what_follows_from_a_fit_is_no_prediction() -> None:
+    figures = _evaluated({"calm": [20.0] * 8, "congested": [20.0] * 8})
+    assert {figures[key].label for key in ("kv_mean", "kv_std", "kv_growth")} == {"fitted"}
+
+
+def test_copies_to_the_host_and_back_are_the_workers_own() -> None:
+    found = host_copies(Shape(TOKENS, 4, 1280))
+    assert 0 < found["median_ms"] <= found["max_ms"]
+    assert found["device"]
 
 
 @pytest.mark.root
