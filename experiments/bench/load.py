@@ -62,31 +62,43 @@ def refused(requests: Sequence[Request], context: int) -> list[Request]:
     return [r for r in requests if r.input_tokens + r.output_tokens > context]
 
 
-def check_fits(trace: Trace, context: int, may_divide: bool) -> None:
-    """Raises LoadError, with the count and what to do, when the model would refuse any request."""
-    bad = refused(trace.requests, context)
+def check_fits(asked: Trace, context: int, source: Trace | None, divided_by: int = 1) -> None:
+    """Raises LoadError, with the count and what to do, when the model would refuse any request that is asked for.
+
+    `source`: what the requests were taken from (None: a synthetic load), its prompts divided by `divided_by` already.
+    """
+    bad = refused(asked.requests, context)
     if not bad:
         return
     longest = max(bad, key=lambda r: r.input_tokens + r.output_tokens)
     what = (
-        f"{len(bad)} of {len(trace.requests)} requests ({trace.origin}) do not fit the model's context of {context} "
+        f"{len(bad)} of {len(asked.requests)} requests ({asked.origin}) do not fit the model's context of {context} "
         f"tokens (the longest: {longest.input_tokens} of prompt and {longest.output_tokens} of answer)"
     )
-    raise LoadError(f"{what}; {_advice(trace, bad, context, may_divide)}")
+    if source is None:
+        raise LoadError(f"{what}; shorten --input-len or --output-len")
+    raise LoadError(f"{what}; {'; or '.join(_ways(source, context, divided_by)) or 'serve one with a longer context'}")
 
 
-def _advice(trace: Trace, bad: Sequence[Request], context: int, may_divide: bool) -> str:
-    if not may_divide:
-        return "shorten --input-len or --output-len"
+def _ways(source: Trace, context: int, divided_by: int) -> list[str]:
+    """Options with which everything that is taken from the trace fits, and how much of it that is."""
     ways = []
-    most = min(r.input_tokens for r in bad) - 1
-    staying = sum(r.input_tokens <= most for r in trace.requests)
-    if staying:
-        ways.append(f"--max-input {most} keeps {staying} of them")
-    for by in divisors(trace.block_tokens)[1:]:
-        if not refused(divided(trace, by).requests, context):
-            ways.append(f"--divide {by} makes prompts and blocks {by} times as short, and all fit")
-            break
-    if any(r.output_tokens >= context // 2 for r in bad):
-        ways.append("--output-len N gives every answer N tokens")
-    return "; ".join(ways) or "serve a model with a longer context"
+    if kept_with := _max_input(source, context):
+        ways.append("--max-input {} keeps the {} that fit".format(*kept_with))
+    for by in divisors(source.block_tokens)[1:]:
+        smaller = divided(source, by)
+        if not refused(smaller.requests, context):
+            return [*ways, f"--divide {by * divided_by} makes prompts and blocks shorter by that, and all fit"]
+    if source.block_tokens > 1 and (kept_with := _max_input(smaller, context)):
+        ways.append("--divide {} --max-input {} keeps {}".format(source.block_tokens * divided_by, *kept_with))
+    if not ways or any(r.output_tokens > context // 4 for r in source.requests):
+        ways.append("--output-len N gives every answer N tokens, and leaves more for the prompts")
+    return ways
+
+
+def _max_input(trace: Trace, context: int) -> tuple[int, int] | None:
+    """The longest prompt up to which every request fits, and how many there are."""
+    bad = refused(trace.requests, context)
+    most = min(r.input_tokens for r in bad) - 1 if bad else max(r.input_tokens for r in trace.requests)
+    staying = [r.input_tokens for r in trace.requests if r.input_tokens <= most]
+    return (max(staying), len(staying)) if staying else None

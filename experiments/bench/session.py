@@ -59,8 +59,11 @@ class Asked:
     limits: Mapping[str, float] | None = None
     percentiles: tuple[float, ...] = (99.0,)
 
-    def trace(self) -> tuple[Trace, int]:
-        """What is asked, and how many of it come first and are not measured. Raises TraceError, LoadError."""
+    def trace(self) -> tuple[Trace, int, Trace | None]:
+        """What is asked, how many of it come first and are not measured, and what it was taken from.
+
+        The last is None of a synthetic load. Raises TraceError, LoadError.
+        """
         if self.source is None:
             recipe = Synthetic(
                 num=self.num or 100,
@@ -72,11 +75,12 @@ class Asked:
                 block_tokens=self.block_tokens or 16,
                 seed=self.seed,
             )
-            return recipe.trace(), recipe.warm_up
+            return recipe.trace(), recipe.warm_up, None
         trace = read_trace(self.source, self.form or "auto", self.block_tokens)
         if self.divide is not None:
             trace = divided(trace, self.divide)
-        return kept_of(with_output(trace, self.output_len), self.max_input, self.num), 0
+        source = with_output(trace, self.output_len)
+        return kept_of(source, self.max_input, self.num), 0, source
 
     def due_ns(self, trace: Trace, first: int) -> list[int] | list[None]:
         """When each request behind the first ones is due."""
@@ -143,13 +147,13 @@ class Session:
         with BenchProgress(quiet) as progress:
             synthetic = self._options.source is None
             progress.step("making the load" if synthetic else "reading the trace", brief=synthetic)
-            trace, first = self._options.trace()
+            trace, first, source = self._options.trace()
             expected_hit = _expected_hit(trace, first)
             labs = [self._lab(verify, progress)] if out is not None and self._record is not None else []
             topology = self._topology() if labs else ""
             started = time.time()
             watch = LinkWatch(self._record, out / "links.jsonl", "bench") if labs and out and self._record else None
-            served, result = asyncio.run(self._send(trace, first, progress, watch))
+            served, result = asyncio.run(self._send(trace, first, source, progress, watch))
             parameters = self._parameters(trace, first, served)
             facts = {
                 "duration_s": result.duration_s,
@@ -174,13 +178,13 @@ class Session:
         return Done(summary, reasons, notes(summary), result.why, self.url)
 
     async def _send(
-        self, trace: Trace, first: int, progress: BenchProgress, watch: LinkWatch | None
+        self, trace: Trace, first: int, source: Trace | None, progress: BenchProgress, watch: LinkWatch | None
     ) -> tuple[Served, Result]:
         options = self._options
         async with Api(self.url, self._key, direct=self._record is not None) as api:
             served = await api.served(options.model)
             if served.context is not None:
-                check_fits(trace, served.context, may_divide=options.source is not None)
+                check_fits(trace, served.context, source, options.divide or 1)
             fields = asked(served.model, options.ignore_eos)
             bodies = Bodies(trace, options.token_ids, options.seed, fields)
             due = options.due_ns(trace, first)

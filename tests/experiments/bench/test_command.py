@@ -90,7 +90,7 @@ def test_a_trace_hits_the_caches_as_its_ids_say_and_is_told_when_they_knew_it(
     refused = run_bench(cluster, "--trace", str(file))
     assert refused.returncode == 1
     assert "18 of 18 requests (trace.jsonl.gz) do not fit the model's context of 4096 tokens" in refused.stderr
-    assert "--divide 2 makes prompts and blocks 2 times as short, and all fit" in refused.stderr
+    assert "--divide 2 makes prompts and blocks shorter by that, and all fit" in refused.stderr
     # one after the other, so that a session's next prompt finds its last one in the caches
     load = (
         "--trace",

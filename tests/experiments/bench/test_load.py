@@ -98,23 +98,41 @@ def test_what_does_not_fit_is_counted_before_it_is_sent_and_each_way_out_works()
     trace = trace_of(
         Request(0, 8, 4, (1, 2)), Request(1, 60, 4, tuple(range(15))), Request(2, 200, 5, tuple(range(50, 100)))
     )
-    check_fits(trace, 205, may_divide=True)
+    check_fits(trace, 205, trace)
     with pytest.raises(LoadError) as caught:
-        check_fits(trace, 63, may_divide=True)
+        check_fits(kept(trace, None, 2), 63, trace)
     said = str(caught.value)
-    assert "2 of 3 requests (t.jsonl) do not fit the model's context of 63 tokens" in said
-    assert "the longest: 200 of prompt and 5 of answer" in said
-    assert "--max-input 59 keeps 1 of them" in said
-    assert "--divide 4 makes" in said
-    check_fits(kept(trace, 59, None), 63, may_divide=True)
-    check_fits(divided(trace, 4), 63, may_divide=True)
+    assert "1 of 2 requests (t.jsonl) do not fit the model's context of 63 tokens" in said
+    assert "the longest: 60 of prompt and 4 of answer" in said
+    assert "--max-input 8 keeps the 1 that fit; or --divide 4 makes" in said
+    check_fits(kept(trace, 8, 2), 63, trace)
+    check_fits(divided(trace, 4), 63, trace)
 
 
-def test_answers_that_are_too_long_are_told_apart() -> None:
-    trace = trace_of(Request(0, 8, 90, (1, 2)))
+def test_where_dividing_is_not_enough_both_options_are_told_and_work() -> None:
+    trace = trace_of(Request(0, 40, 4), Request(1, 200, 4), Request(2, 3000, 4))
+    with pytest.raises(LoadError) as caught:
+        check_fits(trace, 60, trace)
+    assert "--max-input 40 keeps the 1 that fit; or --divide 4 --max-input 50 keeps 2" in str(caught.value)
+    check_fits(kept(divided(trace, 4), 50, None), 60, trace)
+
+
+def test_a_trace_that_is_divided_already_is_divided_by_more() -> None:
+    trace = divided(trace_of(Request(0, 400, 4), Request(1, 90, 4), block_tokens=16), 2)
+    with pytest.raises(LoadError, match="--divide 4 makes"):
+        check_fits(trace, 110, trace, divided_by=2)
+
+
+def test_long_answers_are_told_of_output_len() -> None:
+    trace = trace_of(Request(0, 8, 90), block_tokens=1)
     with pytest.raises(LoadError, match="--output-len N gives every answer N tokens"):
-        check_fits(trace, 64, may_divide=True)
-    check_fits(with_output(trace, 50), 64, may_divide=True)
+        check_fits(trace, 64, trace)
+    check_fits(with_output(trace, 50), 64, trace)
+
+
+def test_a_synthetic_load_that_does_not_fit_is_told_its_own_options() -> None:
+    with pytest.raises(LoadError, match="shorten --input-len or --output-len"):
+        check_fits(Synthetic(num=3, input_tokens=100, output_tokens=9).trace(), 108, None)
 
 
 def test_of_what_is_kept_the_first_are_taken() -> None:

@@ -178,13 +178,13 @@ def test_the_table_is_vllms_line_for_line_and_fits_80_columns() -> None:
 
 def test_one_late_start_is_no_reason_and_two_of_a_hundred_are() -> None:
     rows = [row(index) for index in range(99)]
-    once = PartResult([*rows, row(99, pdd_late_ms=30.0)], facts())
+    once = PartResult([*rows, row(99, pdd_late_ms=60.0)], facts())
     assert summary_of(PARAMETERS, once)["pdd_late_starts"] == 1
     assert reasons_of(PARAMETERS, once) == []
-    twice = PartResult([*rows[1:], row(0, pdd_late_ms=30.0), row(99, pdd_late_ms=80.0)], facts())
+    twice = PartResult([*rows[1:], row(0, pdd_late_ms=60.0), row(99, pdd_late_ms=80.0)], facts())
     (said,) = reasons_of(PARAMETERS, twice)
     assert (
-        "could not keep to the schedule: 2 of 100 requests started more than 20 ms late (the latest by 80 ms)" in said
+        "could not keep to the schedule: 2 of 100 requests started more than 50 ms late (the latest by 80 ms)" in said
     )
 
 
