@@ -1,6 +1,6 @@
 """How a paced worker keeps its profile's times, on disk while it runs: `pace-HOST.json` in the records directory.
 
-Whoever judges a run reads `reasons` in it (docs/engine.md, "Pacing"); a worker without a profile writes none.
+Whoever judges a run reads it (docs/engine.md, "Pacing"); a worker without a profile writes none.
 """
 
 import asyncio
@@ -43,7 +43,6 @@ class PaceLog:
             "time_ns": time.time_ns(),
             "profile": self._profile.name,
             **counts.row(),
-            "reasons": counts.reasons(),
         }
         self._file.parent.mkdir(parents=True, exist_ok=True)
         whole = self._file.with_suffix(".tmp")

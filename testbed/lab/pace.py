@@ -1,11 +1,16 @@
-"""What paced workers say of how they keep their profiles' times: `pace-HOST.json` in the lab's records.
-
-The workers own the file and what is in it (docs/engine.md, "Pacing"); this module reads it.
+"""What paced workers say of how they keep their profiles' times (`pace-HOST.json` in the lab's records), and whether a
+lab's figures can be trusted by that (DESIGN 8). The workers own the files and their counts: docs/engine.md, "Pacing".
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+MOST_LATE = 0.01  # of all paced steps of a lab
+MOST_LATENESS = 0.005  # of their time
+
+Row = Mapping[str, Any]
 
 
 def read_pace(records: Path) -> dict[str, dict[str, Any]]:
@@ -16,19 +21,37 @@ def read_pace(records: Path) -> dict[str, dict[str, Any]]:
             row = json.loads(file.read_text())
             found[str(row["host"])] = row
         except (OSError, ValueError, TypeError, KeyError):
-            continue  # of a worker that was killed before it could write all of it, or of somebody else
+            continue  # of somebody else
     return found
 
 
-def pace_reasons(records: Path) -> list[str]:
-    """Why figures that a worker's speed is in are not to be trusted."""
-    return [
-        f"{host}, paced as {row.get('profile')}: {reason}"
-        for host, row in read_pace(records).items()
-        for reason in row.get("reasons", ())
-    ]
+def pace_reasons(rows: Mapping[str, Row]) -> list[str]:
+    """Why figures that the workers' speed is in are not to be trusted; a single late step alone is no reason.
+
+    The lab's steps count together, as the figures do. A worker that computes too slowly does not hide behind others.
+    """
+    reasons = []
+    steps, late, paced_ns, lateness_ns = (
+        sum(row[key] for row in rows.values()) for key in ("steps", "late", "paced_ns", "lateness_ns")
+    )
+    if late > max(1, MOST_LATE * steps):
+        worst = max(rows, key=lambda host: rows[host]["late"])
+        reasons.append(
+            f"{late:,} of {steps:,} paced steps were late (limit {MOST_LATE:.0%}), most of them on {worst} "
+            f"({rows[worst]['late']:,} of {rows[worst]['steps']:,})"
+        )
+    if late > 1 and lateness_ns > MOST_LATENESS * paced_ns:
+        share = lateness_ns / paced_ns
+        reasons.append(f"paced steps were late by {share:.1%} of their time in all (limit {MOST_LATENESS:.1%})")
+    for host, row in rows.items():
+        if row["overran"] > max(1, MOST_LATE * row["steps"]):
+            reasons.append(
+                f"{host} computed {row['overran']:,} of {row['steps']:,} steps in more than the time of "
+                f"{row['profile']} (limit {MOST_LATE:.0%}): this machine is too slow, or too busy"
+            )
+    return reasons
 
 
-def pace_words(row: dict[str, Any]) -> str:
+def pace_words(row: Row) -> str:
     """For people: `paced as gpu-a, 2 of 1,204 steps late`."""
-    return f"paced as {row.get('profile')}, {row.get('late', 0):,} of {row.get('steps', 0):,} steps late"
+    return f"paced as {row['profile']}, {row['late']:,} of {row['steps']:,} steps late"

@@ -16,7 +16,7 @@ import psutil
 from testbed.interpreter import environment, program
 from testbed.lab.endpoints import endpoints
 from testbed.lab.network import Network
-from testbed.lab.pace import pace_reasons
+from testbed.lab.pace import pace_reasons, read_pace
 from testbed.lab.wan import WanControl
 from testbed.links.base import DIRECTIONS
 from testbed.topology.plan import LabPlan
@@ -67,7 +67,7 @@ class Verification:
             lateness = getattr(link, "lateness", None)
             if lateness is not None:
                 reasons += _relay_reasons(name, lateness(), link.health())  # type: ignore[attr-defined]
-        return reasons + self._cpu_reasons() + pace_reasons(self._records)
+        return reasons + self._cpu_reasons() + pace_reasons(read_pace(self._records))
 
     def _cpu_reasons(self) -> list[str]:
         now = psutil.cpu_times()

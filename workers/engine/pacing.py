@@ -20,8 +20,6 @@ from workers.engine.engine import Chunk
 
 TOLERANCE_NS, TOLERANCE_SHARE = 1_000_000, 0.01
 """A step that ends later than this, plus this share of itself, is late."""
-MOST_LATE_STEPS = 0.01
-MOST_LATENESS = 0.005
 PROMPT_STEP_NS = 250_000_000
 """A step takes about so much of a prompt at most: one in flight is not given up, and a client may leave meanwhile."""
 
@@ -103,21 +101,6 @@ class PaceCounts:
     paced_ns: int = 0
     lateness_ns: int = 0
     worst_ns: int = 0
-
-    def reasons(self) -> list[str]:
-        """Why figures that this worker's speed is in are not to be trusted; a single late step alone is no reason."""
-        found = []
-        if self.late > max(1, MOST_LATE_STEPS * self.steps):
-            found.append(
-                f"{self.late} of {self.steps} paced steps were late (limit {MOST_LATE_STEPS:.0%}), "
-                f"{self.overran} of them because computing took longer than the profile's time"
-            )
-        if self.late > 1 and self.lateness_ns > MOST_LATENESS * self.paced_ns:
-            found.append(
-                f"paced steps were late by {self.lateness_ns / self.paced_ns:.1%} of their time in all "
-                f"(limit {MOST_LATENESS:.1%})"
-            )
-        return found
 
     def row(self) -> dict[str, Any]:
         """For records and `status`."""

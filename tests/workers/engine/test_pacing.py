@@ -124,22 +124,6 @@ def test_lateness_that_is_handed_on_is_counted_once() -> None:
     assert counts.lateness_ns == 7 * MS
 
 
-def test_a_worker_that_keeps_pace_gives_no_reason_for_doubt() -> None:
-    assert paced(*[(-5 * MS, 200_000)] * 500).reasons() == []
-    assert paced((0, 2 * MS)).reasons() == [], "a single late step"
-    assert paced(*[(-5 * MS, 200_000)] * 500, (-MS, 2 * MS), (-MS, 2 * MS)).reasons() == []
-
-
-def test_too_many_late_steps_are_a_reason_for_doubt() -> None:
-    (reason,) = paced(*[(-5 * MS, 0), (-MS, 2 * MS)] * 2, *[(-5 * MS, 0)] * 100).reasons()[:1]
-    assert "2 of 104 paced steps were late (limit 1%), 0 of them because computing took longer" in reason
-
-
-def test_lateness_that_accumulates_is_a_reason_for_doubt() -> None:
-    (reason,) = paced(*[(-5 * MS, 0)] * 300, (-MS, 20 * MS), (-MS, 40 * MS)).reasons()
-    assert "late by 1.3% of their time in all (limit 0.5%)" in reason
-
-
 @pytest.mark.parametrize("wrong", [-1.0, float("nan"), float("inf"), "fast"])
 def test_impossible_speeds_are_refused(wrong: float) -> None:
     with pytest.raises(ValueError, match="profile chip: prefill_token_ns is"):
