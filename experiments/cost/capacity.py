@@ -31,9 +31,7 @@ class Load:
     def at(self, per_s: float) -> list[Trace]:
         """The same requests, faster or slower."""
         return [
-            replace(
-                trace, requests=tuple(replace(one, time_ns=round(one.time_ns / per_s)) for one in trace.requests)
-            )
+            replace(trace, requests=tuple(replace(one, time_ns=round(one.time_ns / per_s)) for one in trace.requests))
             for trace in self.traces
         ]
 

@@ -102,3 +102,16 @@ class Experiment(Reported):
 
     @abstractmethod
     def session(self, lab: ExperimentLab, options: Options) -> AbstractContextManager[Session]: ...
+
+
+class Computation(Experiment):
+    """A claim whose parts are calculated, without a lab. Its topology says what is simulated."""
+
+    with_workers = False
+
+    def session(self, lab: ExperimentLab, options: Options) -> AbstractContextManager[Session]:
+        raise NotImplementedError(f"{self.name} needs no lab")
+
+    @abstractmethod
+    def compute(self, part: Part, progress: Progress) -> PartResult:
+        """The same result for the same part everywhere."""

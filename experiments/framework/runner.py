@@ -11,7 +11,7 @@ from typing import Any
 from experiments.framework import machine
 from experiments.framework.directory import RunDirectory, write_json, write_whole
 from experiments.framework.errors import ExperimentError
-from experiments.framework.experiment import Evaluation, Experiment, Options, Part, PartResult
+from experiments.framework.experiment import Computation, Evaluation, Experiment, Options, Part, PartResult
 from experiments.framework.lab import ExperimentLab
 from experiments.framework.progress import RunProgress
 from experiments.framework.registry import find_reported
@@ -28,6 +28,9 @@ def run(experiment: Experiment, options: Options, path: Path, driver: str, *, qu
     left = [part for part in parts if not directory.is_done(part.name)]
     with RunProgress(left, quiet) as progress:
         if left:
+            if isinstance(experiment, Computation):
+                _compute_parts(experiment, directory, left, progress)
+                left = []
             for variant, group in groupby(left, key=lambda part: part.variant):
                 _run_parts(experiment, options, directory, about, list(group), variant, driver, progress)
             about["finished"] = time.time()
@@ -115,6 +118,15 @@ def _run_parts(
                 directory.write_run(about)
                 directory.keep(part, result)
                 progress.end()
+
+
+def _compute_parts(
+    experiment: Computation, directory: RunDirectory, parts: Sequence[Part], progress: RunProgress
+) -> None:
+    for part in parts:
+        progress.begin(part)
+        directory.keep(part, experiment.compute(part, progress.advance))
+        progress.end()
 
 
 def _verify_before(lab: ExperimentLab) -> dict[str, Any] | None:

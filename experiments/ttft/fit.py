@@ -32,13 +32,17 @@ TARGET_PDD_P90_S, TARGET_PDD_P99_S = 9.8, 14.4
 TARGET_CDC_P90_S, TARGET_CDC_P99_S = 18.3, 30.0
 TARGET_SHARE = 0.062
 MOST_ROUNDS = 20
-CLOSE = 0.003  # relative: less than what seeds differ by
+CLOSE = 0.008  # relative: well below the 2 % that seeds differ by
 BLOCK = 512  # tokens; the context cap is whole blocks
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """`relay_itl_s`: a token on a GPU of kind A; chip E's is 1 / 2.1 of it, its prefill 81 % of A's (published)."""
+    """`relay_itl_s`: a token on a GPU of kind A; chip E's is 1 / 2.1 of it, its prefill 81 % of A's (published).
+
+    `lab_adds_s`: measured; so much later than simulated a first token comes in the lab: this machine's milliseconds,
+    times the compression. What is fitted is what the lab shows.
+    """
 
     prefill_tokens_per_s: float
     connection_bytes_per_s: float
@@ -51,6 +55,7 @@ class Fit:
     kv_bytes_per_token: float
     rtt_s: float
     busy_tokens: int
+    lab_adds_s: float
     how: str
 
     @classmethod
@@ -113,13 +118,13 @@ def runs(fit: Fit, names: Sequence[str], seeds: Sequence[int]) -> dict[str, list
 
 
 def figures(fit: Fit, seeds: Sequence[int]) -> tuple[float, float, float, float]:
-    """(PDD's P90, PDD's P99, CDC-PD's P90, the relay's share), means over seeds."""
+    """(PDD's P90, PDD's P99, CDC-PD's P90, the relay's share) as the lab would show them, means over seeds."""
     found = runs(fit, ("pdd", "cdc-pd"), seeds)
     pdd, cdc = found["pdd"], found["cdc-pd"]
     return (
-        fmean(run.ttft_s(0.90) for run in pdd),
-        fmean(run.ttft_s(0.99) for run in pdd),
-        fmean(run.ttft_s(0.90) for run in cdc),
+        fmean(run.ttft_s(0.90) for run in pdd) + fit.lab_adds_s,
+        fmean(run.ttft_s(0.99) for run in pdd) + fit.lab_adds_s,
+        fmean(run.ttft_s(0.90) for run in cdc) + fit.lab_adds_s,
         fmean(run.relay_share for run in pdd),
     )
 
@@ -184,7 +189,7 @@ def refit_by_simulation(say: Callable[[str], None]) -> Iterator[str]:
         f"simulated (pddbed sim) on {len(FIT_SEEDS)} traces of {FIT_REQUESTS} requests that no run uses; means "
         "moved to the published figures: prefill_tokens_per_s to PDD's P90, context_tokens to PDD's P99, "
         "connection_bytes_per_s to CDC-PD's P90, relay_itl_s to the relay's share of tokens (each of which stands for "
-        f"{ANSWER_DIVISOR} in the lab). Assumed: the others; "
+        f"{ANSWER_DIVISOR} in the lab). Measured: lab_adds_s. Assumed: the others; "
         "rate_per_s is low because PDD's P99 is about what the longest prompt takes: hardly anybody queues"
     )
     found = replace(found, how=how)
