@@ -13,7 +13,7 @@ from experiments.ttft.fit import ANSWER_DIVISOR, BLOCK, REQUESTS, Fit, written_i
 
 JUDGED = ("pdd", "cdc-pd", "idc-pd")
 BESIDE = ("pdd-chunked", "cdc-pd-chunked", "pdd-end-on-rld")
-WARM_UP_S, TAIL_S = 30.0, 12.0
+WARM_UP_S, TAIL_S = 22.0, 12.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Shape:
         return self.each(seeds) / fit.rate_per_s / self.time_compression + WARM_UP_S * self.sessions / 64 + TAIL_S
 
 
-FULL = Shape(REQUESTS, 64, 256, ANSWER_DIVISOR, 16)
+FULL = Shape(REQUESTS, 64, 256, ANSWER_DIVISOR, 18)
 QUICK = Shape(48, 8, 256, 16, 24)
 
 
