@@ -50,7 +50,8 @@ def hand_over(mode: str, asked_s: float, relay: Relay, deployment: Deployment) -
     half_s = deployment.rtt_s / 2
 
     def extend_s(ids: int) -> float:
-        return ids / deployment.main_prefill_tokens_per_s
+        """A pass of decode, which others share, and each id's own cost: as the engine is paced."""
+        return deployment.main_itl_s + ids / deployment.main_prefill_tokens_per_s
 
     if mode == "one-shot":
         relayed = relay.stopped(asked_s)

@@ -32,7 +32,8 @@ def test_one_shot_pauses_for_a_round_trip_and_the_extend(asked_s: float, itl_s: 
     deployment, relay = replace(IS, rtt_s=rtt_s, relay_itl_s=itl_s), Relay(0.0, 5000, itl_s)
     handed = hand_over("one-shot", asked_s, relay, deployment)
     pause = pause_s("one-shot", asked_s, relay, deployment)
-    assert pause == pytest.approx(rtt_s + handed.relayed / deployment.main_prefill_tokens_per_s, abs=1e-6)
+    extend_s = deployment.main_itl_s + handed.relayed / deployment.main_prefill_tokens_per_s
+    assert pause == pytest.approx(rtt_s + extend_s, abs=1e-6)
     assert asked_s <= handed.free_s <= asked_s + itl_s + 1e-6, "the step in flight is finished, no other begins"
 
 
