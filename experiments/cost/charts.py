@@ -21,7 +21,7 @@ def price_chart(cost: float) -> Chart:
         series.append(Series(f"{share:.0%} decode", [point for point in points if SHOWN[0] <= point[1] <= SHOWN[1]]))
     marks = [Mark(1.0, "E as dear as A", horizontal=True), Mark(0.0, "E for nothing", horizontal=True)]
     return Chart(
-        f"What E may cost for the cluster to cost {cost - 1:+.1%}",
+        f"What E may cost for the cluster to cost {1 - cost:.1%} less",
         "nodes of the homogeneous cluster",
         "price of a node E, in nodes A",
         series,

@@ -151,7 +151,9 @@ def checks(results: Results) -> list[Figure]:
     late = (sum(pace["late"] for pace in steps) / total,) if total else ()
     made.append(Figure("late_steps", "paced steps that were late", "share", late, "check", 0.0, 0.0, 0.01))
     busy = tuple(result.facts["cpu_share"]["busy"] for _, result in results.values())
-    made.append(Figure("cpu_busy", "this machine's CPUs, busy", "share", busy, "check", note="one value a part"))
+    note = f"while requests ran, mean of all parts; at most {max(busy):.0%}" if busy else ""
+    mean = (fmean(busy),) if busy else ()
+    made.append(Figure("cpu_busy", "this machine's CPUs, busy", "share", mean, "check", note=note))
     return made
 
 
