@@ -7,6 +7,7 @@ thread: only a single-threaded process can be forked, or join a mount namespace,
 
 import array
 import ctypes
+import gc
 import json
 import os
 import select
@@ -293,6 +294,9 @@ def main() -> int:
             control.send(json.dumps({"op": "error", "host": None, "message": str(error)}).encode())
         print(f"pddbed fork server: {error}", file=sys.stderr)
         return 1
+    # 200,000 objects of torch: a full collection takes 0.1 s, for which a worker would stand still now and then
+    gc.collect()
+    gc.freeze()
     ForkServer(control).serve()
     return 0
 

@@ -180,3 +180,18 @@ def test_a_server_without_its_socket_says_so() -> None:
     )
     assert result.returncode == 2
     assert "PDDBED_FORKSERVER_FD must name a control socket" in result.stderr
+
+
+def test_what_workers_inherit_is_not_searched_for_garbage() -> None:
+    """A full collection of torch's objects takes 0.1 s, in which a paced worker is late."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    code = (
+        "import gc, workers.forkserver as server\n"
+        "server.ForkServer.serve = lambda self: print(gc.get_freeze_count())\n"
+        "server.main()"
+    )
+    with ours, theirs:
+        environment = {**os.environ, "PDDBED_FORKSERVER_FD": str(theirs.fileno()), "PDDBED_MODEL": '{"name": "tiny"}'}
+        command = [sys.executable, "-c", code]
+        said = subprocess.check_output(command, env=environment, pass_fds=[theirs.fileno()], timeout=120)
+    assert int(said) > 100_000
