@@ -72,7 +72,7 @@ class Ttft(Experiment):
         rows = rows_of(results)
         runs = _predictions(parameters, results)
         judged = not parameters["quick"]
-        found = [*self.chosen_figures(rows, runs, judged), *figures.checks(results)]
+        found = [*self.chosen_figures(rows, runs, judged), *figures.checks(results, judged)]
         return Evaluation(found, self.chosen_charts(rows, runs), _notes(parameters, judged), _summary(rows))
 
     def chosen_figures(self, rows: Mapping[str, Row], runs: Predictions, judged: bool) -> list[Figure]:

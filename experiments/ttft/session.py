@@ -42,7 +42,8 @@ class TtftSession:
         work = workload(self._fit, self._shape, part.seed, part.detail["requests"])
         begun = time.monotonic()
         filled = self._load.fill(work.warm_up, FILL_AT_ONCE, FILL_ANSWER_TOKENS)
-        self._records.of(_named(filled))
+        lost = [one.error for one in filled if one.name is None]
+        lost += [record["error"] for record in self._records.of(_named(filled)).values() if not record["success"]]
         filled_s = time.monotonic() - begun
         paced, cpu = read_pace(self._lab.record.results), _cpu_s()
         begun = time.monotonic()
@@ -61,6 +62,8 @@ class TtftSession:
             reasons.append(f"capture and counters differ by {check.difference:.1%}")
         if late_ms > LATEST_P99_MS:
             reasons.append(f"requests were sent late, p99 {late_ms:.0f} ms (limit {LATEST_P99_MS:.0f} ms)")
+        if lost:
+            reasons.append(f"{len(lost)} of {len(filled)} prompts did not fill the caches, the first: {lost[0]}")
         if failed:
             reasons.append(f"{len(failed)} of {len(answered)} requests failed, the first: {failed[0]}")
         facts = {
