@@ -31,3 +31,9 @@ def test_the_trace_of_a_seed_never_changes() -> None:
     trace = generate_sessions(SessionRecipe(requests=100, sessions=8))
     assert trace.sha256[:16] == "1bba9921eb12d12e"
     assert all(len(request.blocks) == blocks_of(request.input_tokens, 256) for request in trace.requests)
+
+
+def test_a_shorter_trace_is_the_beginning_of_a_longer_one() -> None:
+    """So policies that get fewer requests get the same ones."""
+    short, long = (generate_sessions(SessionRecipe(requests=count, sessions=8)) for count in (50, 90))
+    assert long.requests[: 50 + 8] == short.requests
