@@ -21,11 +21,11 @@ EXPERIMENTS = {
     ),
     "ttft": ("experiments.ttft.experiment:Ttft", "TTFT P90 9.8 s and P99 14.4 s with PDD, 18.3 and 30 s with CDC-PD"),
     "split": ("experiments.ttft.experiment:Split", "the relay makes 6.2 % of all tokens"),
+    "consistency": ("experiments.ttft.experiment:Consistency", "hand-over keeps MD's hit rate equal to P's"),
     "cost": (
         "experiments.cost.experiment:Cost",
         "which clusters the published cost and goodput can belong to; simulated",
     ),
-    "consistency": ("experiments.ttft.experiment:Consistency", "hand-over keeps MD's hit rate equal to P's"),
 }
 
 
