@@ -59,7 +59,7 @@ def sim(
     deployment: Deployment = fit.deployment()
     if "?" in settings:
         for key, value in asdict(deployment).items():
-            click.echo(f"{key}={str(value).lower() if isinstance(value, bool) else value}")
+            click.echo(f"{key}={value}")
         return
     try:
         deployment = deployment.with_settings(settings)

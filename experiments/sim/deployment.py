@@ -35,7 +35,6 @@ class Deployment:
     fabric_bytes_per_s: float = 50e9
     relay_threshold: float = 0.95
     handoff: str = "auto"
-    end_on_rld: bool = False
     chunk_tokens: int = 2_048  # what leaves at once where KV is sent while prefill computes
     busy_tokens: int = BUSY_TOKENS  # of a prompt, that one more request on a worker weighs
     offload_tokens: int = 19_400  # of `prfaas`: uncached tokens up to which main decode prefills
@@ -75,10 +74,6 @@ def _check(name: str, value: float, least: int) -> None:
 def _value(key: str, text: str, kind: type) -> Any:
     if kind is str:
         return text
-    if kind is bool:
-        if text not in ("true", "false"):
-            raise BadDeployment(f"{key} is {text!r}; it is true or false")
-        return text == "true"
     try:
         number = float(text)
         if not abs(number) < float("inf") or (kind is int and number != int(number)):

@@ -1,7 +1,7 @@
 """What a simulated request leaves, and what many come to. Pure values."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from experiments.framework.figures import percentile
@@ -29,7 +29,6 @@ class Outcome:
     relayed: int = 0
     handoff_mode: str = ""
     pause_s: float | None = None
-    ends: str = field(default="")
 
     @property
     def ttft_s(self) -> float:

@@ -6,7 +6,6 @@ Prefill is first come first served on each node; what a worker's cache holds is 
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from experiments.sim.caches import SimCache
@@ -14,39 +13,11 @@ from experiments.sim.deployment import Deployment
 from experiments.sim.handover import Relay, hand_over
 from experiments.sim.outcome import Outcome, Run
 from experiments.sim.pool import Pool
+from experiments.sim.state import Live, Node
 from experiments.sim.variants import Variant
 from experiments.traces.trace import Request, Trace
 from workers.handover import RelayLoad, choose_mode
 from workers.policy import Route, WorkerView, route_for
-
-
-@dataclass(eq=False)
-class _Node:
-    """A worker. `free_s`: when the prefills given to it so far are done; `active`: requests not settled on it."""
-
-    name: str
-    role: str
-    cache: SimCache
-    free_s: float = 0.0
-    active: int = 0
-    relaying: int = 0
-
-
-@dataclass(eq=False)
-class _Live:
-    """A request on its way. `path`: its prompt's full blocks."""
-
-    outcome: Outcome
-    path: Sequence[int]
-    route: Route
-    unsettled: set[str] = field(default_factory=set)
-    prefill_end_s: float = 0.0
-    asked_s: float | None = None  # when it wanted a connection
-    holds_connection: bool = False
-    main_has_kv: bool = False
-    relay: Relay | None = None
-    relay_free: bool = False  # it ended there, or main decode goes on
-    dropped: bool = False  # it ended on the relay, and main decode shall not have its KV
 
 
 def simulate(trace: Trace, variant: Variant, deployment: Deployment, warm_up: int = 0) -> Run:
@@ -63,12 +34,12 @@ class _Simulator:
             ("md", "main-decode", deployment.main_nodes),
         )
         self._nodes = {
-            f"{prefix}{index}": _Node(f"{prefix}{index}", role, SimCache(trace.block_tokens, deployment.cache_tokens))
+            f"{prefix}{index}": Node(f"{prefix}{index}", role, SimCache(trace.block_tokens, deployment.cache_tokens))
             for prefix, role, count in counts
             for index in range(count)
         }
         self._all = frozenset(self._nodes)
-        self._pools: dict[tuple[str, str], Pool[_Live]] = {}
+        self._pools: dict[tuple[str, str], Pool[Live]] = {}
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._scheduled = 0
         self._now_s = 0.0
@@ -90,7 +61,7 @@ class _Simulator:
 
     def _warm(self, requests: Sequence[Request]) -> None:
         """Prompts go round the nodes of each role, as they would one after the other."""
-        by_role: dict[str, list[_Node]] = {}
+        by_role: dict[str, list[Node]] = {}
         for node in self._nodes.values():
             by_role.setdefault(node.role, []).append(node)
         for index, request in enumerate(requests):
@@ -106,7 +77,7 @@ class _Simulator:
 
     def _arrive(self, outcome: Outcome, path: Sequence[int]) -> None:
         route = self._route(outcome, path)
-        live = _Live(outcome, path, route)
+        live = Live(outcome, path, route)
         outcome.pipeline, outcome.prefill = route.pipeline, route.prefill
         if route.main is not None:
             outcome.md_hit = route.hit_rate
@@ -135,7 +106,7 @@ class _Simulator:
         ]
         return route_for(policy, is_.relay_threshold, outcome.prompt_tokens, views, is_.offload_tokens)
 
-    def _begin_prefill(self, live: _Live) -> None:
+    def _begin_prefill(self, live: Live) -> None:
         """Joins the node's queue. What its cache holds is looked up now, as the live worker does."""
         node, outcome = self._nodes[live.route.prefill], live.outcome
         cached = min(node.cache.matched(live.path), outcome.prompt_tokens - 1)
@@ -151,7 +122,7 @@ class _Simulator:
             self._at(begin_s + ready_s, self._ask_connection, live)
         self._at(live.prefill_end_s, self._prefilled, live)
 
-    def _prefilled(self, live: _Live) -> None:
+    def _prefilled(self, live: Live) -> None:
         node, route = self._nodes[live.route.prefill], live.route
         node.cache.keep(live.path)
         if route.pipeline == "md":
@@ -168,11 +139,11 @@ class _Simulator:
 
     # -- the WAN -----------------------------------------------------------------------------------------------
 
-    def _pool(self, live: _Live) -> Pool[_Live]:
+    def _pool(self, live: Live) -> Pool[Live]:
         assert live.route.main is not None
         return self._pools.setdefault((live.route.prefill, live.route.main), Pool(self._is.connections))
 
-    def _ask_connection(self, live: _Live) -> None:
+    def _ask_connection(self, live: Live) -> None:
         if live.dropped:
             return
         assert live.route.main is not None
@@ -182,7 +153,7 @@ class _Simulator:
         if self._pool(live).ask(live):
             self._lent(live)
 
-    def _lent(self, live: _Live) -> None:
+    def _lent(self, live: Live) -> None:
         """A connection is this request's until the receiver's confirmation is back."""
         outcome, rate, half_s = live.outcome, self._is.connection_bytes_per_s, self._is.rtt_s / 2
         live.holds_connection = True
@@ -196,7 +167,7 @@ class _Simulator:
         self._at(sent_s + half_s, self._main_ready, live)
         self._at(sent_s + 2 * half_s, self._give_back, live)
 
-    def _give_back(self, live: _Live) -> None:
+    def _give_back(self, live: Live) -> None:
         if not live.holds_connection:
             return  # given up before
         live.holds_connection = False
@@ -207,7 +178,7 @@ class _Simulator:
 
     # -- decode ------------------------------------------------------------------------------------------------
 
-    def _relay_begins(self, live: _Live) -> None:
+    def _relay_begins(self, live: Live) -> None:
         outcome, relay = live.outcome, self._nodes[live.route.relay or ""]
         relay.cache.keep(live.path)
         relay.relaying += 1
@@ -215,7 +186,7 @@ class _Simulator:
         outcome.first_token_s = self._now_s
         self._at(live.relay.emitted_at(outcome.answer_tokens), self._relay_ends, live)
 
-    def _relay_ends(self, live: _Live) -> None:
+    def _relay_ends(self, live: Live) -> None:
         """The relay has made the whole answer, unless main decode has taken over."""
         if live.relay_free:
             return
@@ -227,7 +198,7 @@ class _Simulator:
         elif live.route.main is None or live.main_has_kv:
             self._settle(live, live.route.main)
 
-    def _drop(self, live: _Live) -> None:
+    def _drop(self, live: Live) -> None:
         """Its KV does not go on to main decode."""
         live.dropped = True
         if live.holds_connection:
@@ -236,12 +207,12 @@ class _Simulator:
             self._settle(live, live.route.prefill)
         self._settle(live, live.route.main)
 
-    def _free_relay(self, live: _Live) -> None:
+    def _free_relay(self, live: Live) -> None:
         live.relay_free = True
         self._nodes[live.route.relay or ""].relaying -= 1
         self._settle(live, live.route.relay)
 
-    def _main_ready(self, live: _Live) -> None:
+    def _main_ready(self, live: Live) -> None:
         """Main decode holds the whole prompt's KV."""
         if live.dropped:
             return
@@ -254,7 +225,7 @@ class _Simulator:
         else:
             self._at(self._now_s + self._is.rtt_s / 2, self._asked, live)
 
-    def _asked(self, live: _Live) -> None:
+    def _asked(self, live: Live) -> None:
         """The relay hears that main decode is ready."""
         if live.relay_free:
             self._settle(live, live.route.main)
@@ -275,10 +246,10 @@ class _Simulator:
         outcome.pause_s = first_s - relay.emitted_at(handed.relayed)
         self._decode_on_main(live, handed.first_s, handed.relayed)
 
-    def _handed_over(self, live: _Live) -> None:
+    def _handed_over(self, live: Live) -> None:
         self._free_relay(live)
 
-    def _decode_on_main(self, live: _Live, first_s: float, relayed: int) -> None:
+    def _decode_on_main(self, live: Live, first_s: float, relayed: int) -> None:
         """Main decode's first token is made at `first_s`; tokens cross to the gateway."""
         outcome, half_s = live.outcome, self._is.rtt_s / 2
         end_s = first_s + (outcome.answer_tokens - relayed - 1) * self._is.main_itl_s
@@ -287,7 +258,7 @@ class _Simulator:
         outcome.last_token_s = end_s + half_s
         self._at(end_s, self._settle, live, live.route.main or live.route.prefill)
 
-    def _settle(self, live: _Live, name: str | None) -> None:
+    def _settle(self, live: Live, name: str | None) -> None:
         """The worker holds nothing more of the request. Idempotent."""
         if name in live.unsettled:
             live.unsettled.remove(name)
