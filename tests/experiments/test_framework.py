@@ -72,7 +72,7 @@ def test_every_experiment_is_found_and_says_what_it_claims(name: str) -> None:
 
 
 def test_an_unknown_experiment_is_one_sentence() -> None:
-    with pytest.raises(ExperimentError, match='no experiment "skwe"; there are: .*skew, delta'):
+    with pytest.raises(ExperimentError, match=r'no experiment "skwe"; there are: .*skew, delta'):
         find("skwe")
 
 
