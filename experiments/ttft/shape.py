@@ -36,7 +36,7 @@ class Shape:
 
 
 FULL = Shape(REQUESTS, 64, 256, ANSWER_DIVISOR, 14)
-QUICK = Shape(48, 16, 256, 16, 14)
+QUICK = Shape(40, 12, 256, 16, 16)
 
 
 def parts(fit: Fit, shape: Shape, names: Sequence[str], seeds: int, suffix: str = "") -> list[Part]:
