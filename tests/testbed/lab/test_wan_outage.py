@@ -52,7 +52,7 @@ def test_an_outage_is_hidden_by_the_relay_before_the_hand_over_and_a_delay_after
     raise_lab: Callable[..., Lab], tiny: LoadedModel, tmp_path: Path
 ) -> None:
     file = tmp_path / "slow.yaml"
-    file.write_text((ROOT / "topologies" / "two-dc-tiny.yaml").read_text().replace("rate: 400mbit", "rate: 4mbit"))
+    file.write_text((ROOT / "topologies" / "two-dc-tiny.yaml").read_text().replace("rate: 400mbit", "rate: 2mbit"))
     lab = raise_lab(file, "wan-outage", "--no-verify")
 
     def asked_with_outage(fraction: str, duration: str, first: int, tokens: int) -> tuple[list[str], dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -22,9 +23,10 @@ HOSTS = (
 TOKENS = 120
 
 
-@pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    with Rig(tmp_path_factory.mktemp("six"), {"handoff": "one-shot"}, HOSTS, patience=0.5) as running:
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    """One for each test: of workers with empty caches the first by name gets a request."""
+    with Rig(tmp_path, {"handoff": "one-shot"}, HOSTS, patience=0.5) as running:
         yield running
         running.check_books()
 
