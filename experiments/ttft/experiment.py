@@ -1,6 +1,6 @@
 """`pddbed experiment run ttft|split|consistency`: one trace, policy by policy, in paced labs of topologies/paper.yaml.
 
-`ttft` runs every variant, and its report has the figures of all three. The other two run only what they need.
+`ttft` runs every variant; the other two only what they need. Each report has all that its variants tell.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.framework.experiment import Evaluation, Experiment, Options, Part, Session
-from experiments.framework.figures import Figure, percentile
+from experiments.framework.figures import percentile
 from experiments.framework.lab import ExperimentLab
 from experiments.report.charts import Chart
 from experiments.sim.outcome import Run
@@ -72,19 +72,13 @@ class Ttft(Experiment):
         rows = rows_of(results)
         runs = _predictions(parameters, results)
         judged = not parameters["quick"]
-        found = [*self.chosen_figures(rows, runs, judged), *figures.checks(results, judged)]
-        return Evaluation(found, self.chosen_charts(rows, runs), _notes(parameters, judged), _summary(rows))
-
-    def chosen_figures(self, rows: Mapping[str, Row], runs: Predictions, judged: bool) -> list[Figure]:
-        return [
+        found = [
             *figures.ttft_figures(rows, runs, judged),
             *figures.split_figures(rows, runs, judged),
             *figures.consistency_figures(rows, judged),
+            *figures.checks(results, judged),
         ]
-
-    def chosen_charts(self, rows: Mapping[str, Row], runs: Predictions) -> list[Chart]:
-        made = [charts.ttft_chart(rows), charts.tail_chart(rows, runs), charts.hits_chart(rows)]
-        return [*made, charts.split_chart(rows["pdd"])] if "pdd" in rows else made
+        return Evaluation(found, _charts(rows, runs), _notes(parameters, judged), _summary(rows))
 
 
 class Split(Ttft):
@@ -93,12 +87,6 @@ class Split(Ttft):
     claim = "The relay makes 6.2 % of all tokens, main decode 93.8 %: 15.2 times as many."
     variants = ("pdd",)
     quick_variants = ("pdd",)
-
-    def chosen_figures(self, rows: Mapping[str, Row], runs: Predictions, judged: bool) -> list[Figure]:
-        return figures.split_figures(rows, runs, judged)
-
-    def chosen_charts(self, rows: Mapping[str, Row], runs: Predictions) -> list[Chart]:
-        return [charts.split_chart(rows["pdd"])] if "pdd" in rows else []
 
 
 class Consistency(Ttft):
@@ -111,11 +99,10 @@ class Consistency(Ttft):
     variants = ("pdd", "pdd-end-on-rld")
     quick_variants = ("pdd", "pdd-end-on-rld")
 
-    def chosen_figures(self, rows: Mapping[str, Row], runs: Predictions, judged: bool) -> list[Figure]:
-        return figures.consistency_figures(rows, judged)
 
-    def chosen_charts(self, rows: Mapping[str, Row], runs: Predictions) -> list[Chart]:
-        return [charts.hits_chart(rows)]
+def _charts(rows: Mapping[str, Row], runs: Predictions) -> list[Chart]:
+    made = [charts.ttft_chart(rows), charts.tail_chart(rows, runs), charts.hits_chart(rows)]
+    return [*made, charts.split_chart(rows["pdd"])] if "pdd" in rows else made
 
 
 def _predictions(parameters: Mapping[str, Any], results: Results) -> dict[str, list[Run]]:
