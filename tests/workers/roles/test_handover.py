@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.workers.roles.steps import steps
+from tests.workers.roles.steps import Steps, steps
 from tests.workers.serving import SlowWan, eventually, prompt_of, run
 from workers.engine import Sampling, generate
 from workers.models import LoadedModel
@@ -39,6 +39,22 @@ def held(worker: Any, tokens: list[int]) -> int:
 def first_of_its_kind(tokens: list[int], start: int) -> int:
     """The first index from `start` on of a token that is not among those before it."""
     return next(i for i in range(start, len(tokens)) if tokens[i] not in tokens[:i])
+
+
+async def both_decode(lab: SlowWan, relay: Steps, main: Steps) -> None:
+    """From a request whose KV stands before a paused WAN to a main decode that begins its own steps, far behind."""
+    relay.allow(20)
+    await until(lambda: bool(lab.rld0.active) and len(only(lab.rld0).answer) == 21, "the relay decodes")
+    lab.wan.resume()
+    await until(lambda: bool(lab.md0.active) and only(lab.md0).following.rounds == [21], "a round begins")
+    relay.allow(2)
+    await until(lambda: only(lab.md0).following.waiting == 2, "a small gap")
+    main.allow(1)
+    await until(lambda: only(lab.md0).following.rounds == [21, 2], "the last round")
+    relay.allow(40)
+    await until(lambda: len(only(lab.md0).following.relayed.ids) == 63, "main decode is far behind")
+    main.allow(1)
+    await until(lambda: only(lab.md0).overlapping, "both decode")
 
 
 # -- the same answer ---------------------------------------------------------------------------------------------
@@ -238,15 +254,10 @@ def test_the_client_leaves_while_main_decode_catches_up(tiny: LoadedModel, tmp_p
 def test_the_client_leaves_while_both_decode(tiny: LoadedModel, tmp_path: Path) -> None:
     async def test() -> None:
         async with lab_of(tiny, tmp_path, "overlap", wan_rtt_ns=10**12) as lab:
-            with steps(lab.md0) as (main,):
+            lab.wan.pause()
+            with steps(lab.rld0, lab.md0) as (relay, main):
                 asking = asyncio.create_task(lab.complete(PROMPT, 3000, ignore_eos=True))
-                await until(lambda: bool(lab.md0.active) and only(lab.md0).following.rounds != [], "a round begins")
-                for _ in range(200):
-                    main.allow(1)
-                    await asyncio.sleep(0.005)
-                    if only(lab.md0).overlapping:
-                        break
-                assert only(lab.md0).overlapping
+                await both_decode(lab, relay, main)
                 assert lab.rld0.active
                 asking.cancel()
                 await asyncio.gather(asking, return_exceptions=True)

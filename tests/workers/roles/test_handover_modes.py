@@ -11,7 +11,7 @@ import pytest
 
 from tests.workers.roles.steps import steps
 from tests.workers.roles.test_equality import assert_same_kv, keep_kv
-from tests.workers.roles.test_handover import PROMPT, lab_of, only, until
+from tests.workers.roles.test_handover import PROMPT, both_decode, lab_of, only, until
 from tests.workers.serving import SlowWan, prompt_of, run
 from workers.engine import BlockPool, EngineRunner, OutOfBlocks, Sampling, generate
 from workers.models import LoadedModel
@@ -345,18 +345,7 @@ def test_overlap_a_main_decode_that_falls_behind_extends_what_the_relay_made(tin
             lab.wan.pause()
             with steps(lab.rld0, lab.md0) as (relay, main):
                 asking = asyncio.create_task(lab.complete(PROMPT, 120, ignore_eos=True))
-                relay.allow(20)
-                await until(lambda: bool(lab.rld0.active) and len(only(lab.rld0).answer) == 21, "the relay decodes")
-                lab.wan.resume()
-                await until(lambda: bool(lab.md0.active) and only(lab.md0).following.rounds == [21], "a round begins")
-                relay.allow(2)
-                await until(lambda: only(lab.md0).following.waiting == 2, "a small gap")
-                main.allow(1)
-                await until(lambda: only(lab.md0).following.rounds == [21, 2], "the last round")
-                relay.allow(40)
-                await until(lambda: len(only(lab.md0).following.relayed.ids) == 63, "main decode is far behind")
-                main.allow(1)
-                await until(lambda: only(lab.md0).overlapping, "both decode")
+                await both_decode(lab, relay, main)
                 relay.allow(1)
                 await until(lambda: only(lab.md0).behind, "it hears how far behind it is")
                 done = main.done
