@@ -36,9 +36,9 @@ def complete(lab: Lab, prompt: list[int], tokens: int) -> dict[str, Any]:
     return answer
 
 
-def record_of(request: str) -> dict[str, Any]:
+def record_of(request: str, lab: str) -> dict[str, Any]:
     """The line that a request leaves when every worker has let go of it."""
-    file, end = Path("/run/pddbed/wan-outage/records/requests.jsonl"), time.monotonic() + 60
+    file, end = Path(f"/run/pddbed/{lab}/records/requests.jsonl"), time.monotonic() + 60
     while time.monotonic() < end:
         for line in file.read_text().splitlines() if file.exists() else []:
             record: dict[str, Any] = json.loads(line)
@@ -65,7 +65,7 @@ def test_an_outage_is_hidden_by_the_relay_before_the_hand_over_and_a_delay_after
         answer = complete(lab, prompt, tokens)
         assert answer["pdd"]["token_ids"] == generate(tiny, prompt, Sampling(max_tokens=tokens, ignore_eos=True))
         instances: list[str] = answer["pdd"]["instances"]
-        return instances, record_of(answer["id"])
+        return instances, record_of(answer["id"], "wan-outage")
 
     # Slow enough that the outage is there before the KV's second half, however late a busy machine makes it.
     instances, record = asked_with_outage("30%", "8s", first=1, tokens=150)
