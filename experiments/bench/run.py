@@ -15,7 +15,7 @@ from experiments.bench.drive import Drive, Driven
 from experiments.bench.load import Planned
 from experiments.bench.outcome import Outcome, merge
 from experiments.bench.progress import BenchProgress
-from experiments.bench.records import LabRecords
+from experiments.framework.records import LabRecords
 from experiments.traces.trace import Request
 
 WARM_UP_AT_ONCE = 4

@@ -17,12 +17,12 @@ from experiments.bench.experiment import notes, reasons_of, summary_of
 from experiments.bench.load import Planned, check_fits, divided, with_output
 from experiments.bench.load import kept as kept_of
 from experiments.bench.progress import BenchProgress
-from experiments.bench.records import LabRecords
 from experiments.bench.run import Plan, Result, claim_resources, run
 from experiments.bench.synthetic import Synthetic
 from experiments.framework import machine
 from experiments.framework.experiment import PartResult
 from experiments.framework.lab import LinkWatch
+from experiments.framework.records import LabRecords
 from experiments.traces.read import read_trace
 from experiments.traces.stats import hits
 from experiments.traces.trace import Trace

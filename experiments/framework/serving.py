@@ -1,7 +1,5 @@
 """Requests to a lab's gateway, one after the other, and their records once every worker has let go of them."""
 
-import json
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -10,8 +8,7 @@ from typing import Any
 import httpx
 
 from experiments.framework.errors import ExperimentError
-
-SETTLED_S = 120.0
+from experiments.framework.records import LabRecords
 
 
 class Client:
@@ -20,16 +17,15 @@ class Client:
     def __init__(self, api: str, model: str, records: Path) -> None:
         self._http = httpx.Client(base_url=api, timeout=300)
         self._model = model
-        self._records = records
-        self._read = 0
-        self._found: dict[str, dict[str, Any]] = {}
+        self._records = LabRecords(records)
 
     def close(self) -> None:
         self._http.close()
 
     def complete(self, prompt: list[int], max_tokens: int) -> dict[str, Any]:
         """Answer a prompt greedily; returns the request's record, its KV settled everywhere. Raises ExperimentError."""
-        return self._settled(self._post(prompt, max_tokens, ignore_eos=False))
+        name = self._post(prompt, max_tokens, ignore_eos=False)
+        return self._records.take([name])[name]
 
     def _post(self, prompt: list[int], max_tokens: int, ignore_eos: bool) -> str:
         """The request's id, once it is answered."""
@@ -64,26 +60,5 @@ class Client:
             for done, _ in enumerate(as_completed(running), 1):
                 on_done(done)
             names = [future.result() for future in running]
-        return [self._settled(name) for name in names]
-
-    def _settled(self, request: str) -> dict[str, Any]:
-        deadline = time.monotonic() + SETTLED_S
-        while request not in self._found:
-            self._read_on()
-            if request in self._found:
-                break
-            if time.monotonic() > deadline:
-                raise ExperimentError(f"request {request} left no record within {SETTLED_S:.0f} s")
-            time.sleep(0.01)
-        return self._found.pop(request)
-
-    def _read_on(self) -> None:
-        if not self._records.exists():
-            return
-        with self._records.open("rb") as stream:
-            stream.seek(self._read)
-            *lines, _ = stream.read().split(b"\n")
-        for line in lines:
-            self._read += len(line) + 1
-            record = json.loads(line)
-            self._found[record["request_id"]] = record
+        found = self._records.take(names)
+        return [found[name] for name in names]

@@ -1,6 +1,5 @@
 """`ttft` in its labs: caches filled, a seed's requests replayed, what workers, packets and pacing say gathered."""
 
-import json
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -9,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from experiments.framework.bytes_check import TOLERANCE, check_bytes
-from experiments.framework.errors import ExperimentError
 from experiments.framework.experiment import Part, PartResult, Progress
 from experiments.framework.figures import percentile
 from experiments.framework.lab import ExperimentLab
+from experiments.framework.records import LabRecords
 from experiments.ttft.fit import Fit
 from experiments.ttft.load import Answered, Load
 from experiments.ttft.shape import Shape
@@ -22,7 +21,6 @@ from testbed.lab.pace import read_pace
 LATEST_P99_MS = 20.0  # of sending a request, in the lab's time
 FILL_AT_ONCE = 12
 FILL_ANSWER_TOKENS = 96  # long enough to outlast its prompt's KV on the WAN, so that main decode has it in any variant
-SETTLED_S = 120.0
 SPANS_OF = 100  # requests of a part whose spans are kept: a timeline of all of them nobody could open
 
 
@@ -34,7 +32,7 @@ class TtftSession:
         self._fit = fit
         self._shape = shape
         self._load = Load(lab.state["api"], str(lab.plan.model["name"]))
-        self._records = _Records(lab.record.results / "requests.jsonl")
+        self._records = LabRecords(lab.record.results / "requests.jsonl")
 
     def run(self, part: Part, directory: Path, progress: Progress) -> PartResult:
         directory.mkdir(parents=True, exist_ok=True)
@@ -43,13 +41,13 @@ class TtftSession:
         begun = time.monotonic()
         filled = self._load.fill(work.warm_up, FILL_AT_ONCE, FILL_ANSWER_TOKENS)
         lost = [one.error for one in filled if one.name is None]
-        lost += [record["error"] for record in self._records.of(_named(filled)).values() if not record["success"]]
+        lost += [record["error"] for record in self._records.take(_named(filled)).values() if not record["success"]]
         filled_s = time.monotonic() - begun
         paced, cpu = read_pace(self._lab.record.results), _cpu_s()
         begun = time.monotonic()
         with self._lab.capturing("wan0", capture):
             answered = self._load.replay(work.measured, lambda done: progress(done / len(work.measured)))
-            found = self._records.of(_named(answered))
+            found = self._records.take(_named(answered))
         seconds = time.monotonic() - begun
         used = _cpu_s()
         check = check_bytes(capture, self._lab.record.results)
@@ -120,36 +118,6 @@ def _since(now: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
     """Counts of this part alone."""
     names = ("steps", "late", "overran", "paced_ns", "lateness_ns")
     return {name: now.get(name, 0) - before.get(name, 0) for name in names}
-
-
-class _Records:
-    """The gateway's requests.jsonl, read on as it grows; records come once every worker has let go of them."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        self._at = 0
-        self._found: dict[str, dict[str, Any]] = {}
-
-    def of(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """The records of these requests. Raises ExperimentError when one does not come."""
-        deadline = time.monotonic() + SETTLED_S
-        while missing := [name for name in names if name not in self._found]:
-            if time.monotonic() > deadline:
-                raise ExperimentError(f"{len(missing)} requests left no record within {SETTLED_S:.0f} s")
-            self._read_on()
-            time.sleep(0.05)
-        return {name: self._found.pop(name) for name in names}
-
-    def _read_on(self) -> None:
-        if not self._file.exists():
-            return
-        with self._file.open("rb") as stream:
-            stream.seek(self._at)
-            *lines, _ = stream.read().split(b"\n")
-        for line in lines:
-            self._at += len(line) + 1
-            record = json.loads(line)
-            self._found[record["request_id"]] = record
 
 
 _CPUS = os.cpu_count() or 1

@@ -10,7 +10,8 @@ import pytest
 from experiments.bench.drive import Drive, Driven
 from experiments.bench.load import Planned
 from experiments.bench.outcome import Outcome
-from experiments.bench.records import LabRecords
+from experiments.framework.errors import ExperimentError
+from experiments.framework.records import LabRecords
 from experiments.traces.trace import Request
 
 Send = Callable[[Planned, Outcome], Awaitable[None]]
@@ -201,3 +202,14 @@ def test_records_are_read_from_where_they_ended_before_and_whole_lines_only(tmp_
 
 def test_records_that_never_come_are_given_up(tmp_path: Path) -> None:
     assert LabRecords(tmp_path / "requests.jsonl").gather(["a"], lambda count: None, patience_s=0.01) == {}
+
+
+def test_records_that_are_needed_are_taken_once_or_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("experiments.framework.records.SETTLED_S", 0.05)
+    file = tmp_path / "requests.jsonl"
+    records = LabRecords(file)
+    file.write_text('{"request_id": "a", "value": 1}\n{"request_id": "b", "value": 2}\n')
+    assert [record["value"] for record in records.take(["a"]).values()] == [1]
+    with pytest.raises(ExperimentError, match="1 requests, the first a, left no record"):
+        records.take(["a", "b"])
+    assert records.take(["b"])["b"]["value"] == 2

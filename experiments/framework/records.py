@@ -10,8 +10,11 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+from experiments.framework.errors import ExperimentError
+
 PATIENCE_S = 60.0  # without a new line
 EVERY_S = 0.05
+SETTLED_S = 120.0  # without a new line, until every worker has let all requests go
 
 
 class LabRecords:
@@ -36,6 +39,19 @@ class LabRecords:
                 return {name: self._found[name] for name in wanted - missing}
             waiting(len(missing))
             time.sleep(EVERY_S)
+
+    def take(self, requests: Collection[str]) -> dict[str, dict[str, Any]]:
+        """Records by request id, of all of `requests`; kept no longer. Raises ExperimentError if one is missing."""
+        deadline = time.monotonic() + SETTLED_S
+        while missing := [name for name in requests if name not in self._found]:
+            if self._read_on():
+                deadline = time.monotonic() + SETTLED_S
+            elif time.monotonic() > deadline:
+                words = f"{len(missing)} requests, the first {missing[0]}"
+                raise ExperimentError(f"{words}, left no record within {SETTLED_S:.0f} s")
+            else:
+                time.sleep(0.01)
+        return {name: self._found.pop(name) for name in requests}
 
     def _read_on(self) -> int:
         """How many lines were new."""
