@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from benchmarks import out
 from tests.workers.failures.rig import Answer, Rig
 from tests.workers.serving import TWO_OF_EACH, prompt_of
 from workers.engine import Sampling, generate
@@ -117,7 +118,7 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--mode", choices=MODES, action="append")
-    parser.add_argument("--json", type=Path)
+    out.add_option(parser)
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows = []
@@ -126,8 +127,7 @@ def main() -> int:
             row = run(options.requests, options.clients, options.seed, mode, Path(directory))
         print(json.dumps(row, indent=2), flush=True)
         rows.append(row)
-    if options.json is not None:
-        options.json.write_text(json.dumps(rows, indent=2) + "\n")
+    out.write(options.out, rows)
     bad = [row for row in rows if row["equal"] != options.requests or row["errors"] or row["unsettled"]]
     return 1 if bad else 0
 

@@ -8,16 +8,15 @@ neighbours on the machine matter less.
 """
 
 import argparse
-import json
 import random
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks import out
 from workers.cache import BlockCache
 from workers.engine import BlockPool, Chunk, Drafter, Engine, Sampling, Sequence, Speculation
 from workers.models import LoadedModel, ModelError, ModelSpec, load_model
@@ -207,15 +206,13 @@ def line(figure: Figure) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=Path, help="writes OUT.json and OUT.txt")
+    out.add_option(parser)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     figures = measure(arguments.rounds)
-    text = "\n".join(map(line, figures)) + "\n"
-    print(text, end="")
-    if arguments.out:
-        arguments.out.with_suffix(".json").write_text(json.dumps([asdict(f) for f in figures], indent=1) + "\n")
-        arguments.out.with_suffix(".txt").write_text(text)
+    lines = [line(figure) for figure in figures]
+    print("\n".join(lines))
+    out.write(arguments.out, [asdict(figure) for figure in figures], lines)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ hardest case there is. A trained model is the usual one.
 
 import argparse
 import asyncio
-import json
 import statistics
 import tempfile
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 import httpx
 import torch
 
+from benchmarks import out
 from workers.engine import Sampling, generate
 from workers.local import InProcessCluster, Layout
 from workers.models import LoadedModel, ModelSpec, load_model
@@ -96,7 +96,7 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=40)
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--models", default="tiny,smollm2-135m")
-    parser.add_argument("--out", type=Path, help="write the figures as JSON, and the table beside it as .txt")
+    out.add_option(parser)
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows = [measure(name, options.requests, options.tokens) for name in options.models.split(",")]
@@ -109,9 +109,7 @@ def main() -> int:
             f"{row['share_of_bytes']:>15.1%}"
         )
     print("\n".join(lines))
-    if options.out:
-        options.out.write_text(json.dumps(rows, indent=1) + "\n")
-        options.out.with_suffix(".txt").write_text("\n".join(lines) + "\n")
+    out.write(options.out, rows, lines)
     return 0
 
 

@@ -18,6 +18,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks import out
 from benchmarks.warm_start import ask
 
 PDDBED = [sys.executable, "-c", "from testbed.cli import main; main()"]
@@ -67,7 +68,7 @@ def main() -> int:
     parser.add_argument("--rate", default="200mbit")
     parser.add_argument("--rtt", default="20ms")
     parser.add_argument("--tokens", type=int, default=3000)
-    parser.add_argument("--out", type=Path, help="write the figures as JSON, and the table beside it as .txt")
+    out.add_option(parser)
     options = parser.parse_args()
     rounds: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
@@ -88,11 +89,7 @@ def main() -> int:
         )
         lines.append(f"{way:<15}{prefill:>9.0f} ms{transfer:>9.0f} ms{exposed:>13.0f} ms{ttft:>9.0f} ms")
     print("\n".join(lines))
-    if options.out:
-        options.out.write_text(
-            json.dumps({**vars(options), "out": str(options.out), "rounds": rounds}, indent=1) + "\n"
-        )
-        options.out.with_suffix(".txt").write_text("\n".join(lines) + "\n")
+    out.write(options.out, {**vars(options), "out": str(options.out), "rounds": rounds}, lines)
     return 0
 
 

@@ -17,6 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from benchmarks import out
+
 PDDBED = [sys.executable, "-c", "from testbed.cli import main; main()"]
 SANDBOX = ["unshare", "--net", "--pid", "--mount", "--fork", "--kill-child", "--mount-proc"]
 ROUTER_FORWARDING = "sysctl -qw net.ipv4.ip_forward=1"
@@ -93,7 +95,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--hosts", type=int, default=8)
-    parser.add_argument("--json", type=Path)
+    out.add_option(parser)
     parser.add_argument("--plain", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.plain:
@@ -122,8 +124,7 @@ def main() -> None:
     for small, large in ((8, 16), (16, 32), (32, 64)):
         each = (sizes[large] - sizes[small]) / (large - small)
         print(f"{small} -> {large} hosts: {sizes[large]:.2f} s, {1000 * each:.1f} ms for each host more")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+    out.write(arguments.out, result)
 
 
 if __name__ == "__main__":

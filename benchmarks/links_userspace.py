@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import fmean, median, pstdev
 from typing import Any
 
-from benchmarks import tcp, udp
+from benchmarks import out, tcp, udp
 from testbed.impairment import BernoulliLoss, GilbertElliottLoss, Impairment, Jitter
 from testbed.links.rig import HOST_B, Rig, rig
 from testbed.links.userspace import UserspaceLink
@@ -332,7 +332,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(PARTS), help="comma-separated: " + ", ".join(PARTS))
     parser.add_argument("--quick", action="store_true", help="shorter runs, for a look")
-    parser.add_argument("--out", type=Path, help="write the rows as JSON")
+    out.add_option(parser)
     parser.add_argument("--nice", type=int, default=0, help="of the measuring hosts, where others use the machine too")
     arguments = parser.parse_args()
     os.setpriority(os.PRIO_PROCESS, 0, arguments.nice)
@@ -344,9 +344,8 @@ def main() -> None:
                 f"{'ok  ' if row.ok else 'FAIL'} {row.figure}: {row.measured}  [asked {row.asked}]  {row.detail}",
                 flush=True,
             )
-    if arguments.out:
-        machine = {"kernel": platform.release(), "cpus": os.cpu_count(), "python": platform.python_version()}
-        arguments.out.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
+    machine = {"kernel": platform.release(), "cpus": os.cpu_count(), "python": platform.python_version()}
+    out.write(arguments.out, {"machine": machine, "rows": rows})
     sys.exit(0 if all(row["ok"] for row in rows) else 1)
 
 

@@ -10,7 +10,6 @@ same number of bytes through one plain socket, without checksums.
 
 import argparse
 import asyncio
-import json
 import multiprocessing
 import socket
 import threading
@@ -19,9 +18,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection as Pipe
-from pathlib import Path
 from typing import Any
 
+from benchmarks import out
 from workers.wire.connection import Local
 from workers.wire.frames import PROTOCOL_VERSION
 from workers.wire.kv_receive import IncomingKv
@@ -247,17 +246,15 @@ def report(rows: list[Row], plain: float, say: Callable[[str], None]) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.transport", description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=Path, help="write the figures as JSON, and the table beside it as .txt")
+    out.add_option(parser)
     options = parser.parse_args()
     rows = [measure(model, transfers, options.rounds) for model in BYTES_PER_TOKEN for transfers in (1, 8)]
     plain = plain_socket(TOTAL_BYTES, options.rounds)
     lines: list[str] = []
     reached = report(rows, plain, lines.append)
     print("\n".join(lines))
-    if options.out:
-        figures = {"target_bytes_per_s": TARGET_BYTES_PER_S, "plain_socket_bytes_per_s": plain}
-        options.out.write_text(json.dumps({**figures, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
-        options.out.with_suffix(".txt").write_text("\n".join(lines) + "\n")
+    figures = {"target_bytes_per_s": TARGET_BYTES_PER_S, "plain_socket_bytes_per_s": plain}
+    out.write(options.out, {**figures, "rows": [asdict(row) for row in rows]}, lines)
     return 0 if reached else 1
 
 

@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 
+from benchmarks import out
 from benchmarks.load import Case, Tally, add_settled, make_cases, run_cases, wait_until_nothing_is_held
 from workers.models import LoadedModel, ModelSpec, load_model
 
@@ -197,7 +198,7 @@ def main() -> int:
     parser.add_argument("--requests", type=int)
     parser.add_argument("--at-once", type=int)
     parser.add_argument("--model")
-    parser.add_argument("--json", type=Path)
+    out.add_option(parser)
     options = parser.parse_args()
     changes = {key: value for key in ("requests", "at_once", "model") if (value := getattr(options, key)) is not None}
     plan = replace(PLANS[options.plan], **changes)
@@ -208,8 +209,7 @@ def main() -> int:
             print(f"{key.replace('_', ' '):20} {value}")
     problems = verdict(plan, found)
     print("\n".join(problems) or "every answer is the control's; nothing is held")
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    out.write(options.out, found)
     return 1 if problems else 0
 
 

@@ -18,6 +18,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from benchmarks import out
+
 PDDBED = [sys.executable, "-c", "from testbed.cli import main; main()"]
 TOKENS = 1000
 TOPOLOGY = """
@@ -75,7 +77,7 @@ def main() -> int:
     parser.add_argument("--rate", default="400mbit")
     parser.add_argument("--rtt", default="40ms")
     parser.add_argument("--settle", type=float, default=1.0, help="seconds between `up` and the first request")
-    parser.add_argument("--out", type=Path, help="write the figures as JSON, and the table beside it as .txt")
+    out.add_option(parser)
     options = parser.parse_args()
     rounds: dict[str, list[dict[str, float]]] = {"cold": [], "warm": []}
     for _ in range(options.rounds):
@@ -89,11 +91,7 @@ def main() -> int:
         )
         lines.append(f"{name:<6}{first:>9.1f} ms{second:>9.1f} ms{padding:>10.0f} B{up_s:>7.2f} s")
     print("\n".join(lines))
-    if options.out:
-        options.out.write_text(
-            json.dumps({**vars(options), "out": str(options.out), "rounds": rounds}, indent=1) + "\n"
-        )
-        options.out.with_suffix(".txt").write_text("\n".join(lines) + "\n")
+    out.write(options.out, {**vars(options), "out": str(options.out), "rounds": rounds}, lines)
     return 0
 
 

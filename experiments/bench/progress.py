@@ -1,59 +1,35 @@
 """How far a run is, on stderr: a bar with running, finished and failed on a terminal, a line now and then elsewhere."""
 
 import time
-from contextlib import suppress
-from types import TracebackType
-from typing import Any, Self
-
-import click
 
 from experiments.bench.outcome import Outcome
+from experiments.framework.progress import BarOrLines
 
-LINE_EVERY_S = 15.0
 REDRAW_S = 0.1
 
 
-class BenchProgress:
-    """A context manager, told of each request."""
+class BenchProgress(BarOrLines):
+    """Told of each request."""
 
     def __init__(self, quiet: bool = False) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 
         self._count = 0
         self._last_due_s = 0.0
         self._running = self._done = self._failed = 0
-        self._began = self._said = self._drawn = time.monotonic()
-        self._quiet = quiet
-        console = Console(stderr=True)
-        self._bar: Any = None
-        if console.is_terminal:
-            columns = (
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[more]}"),
-            )
-            self._bar = Progress(*columns, console=console, transient=True)
-            self._task = self._bar.add_task("starting", total=None, more="")
+        self._began = self._drawn = time.monotonic()
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[more]}"),
+        )
+        super().__init__(columns, quiet, None, more="")
 
-    def __enter__(self) -> Self:
+    def step(self, text: str, *, brief: bool = False) -> None:
         if self._bar is not None:
-            self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def step(self, text: str, brief: bool = False) -> None:
-        """Something without a measure of its own goes on; `brief`: no line is worth it."""
-        if self._bar is not None:
-            self._bar.update(self._task, description=text.replace("[", r"\["), more="")
-        elif not brief:
-            self._line(f"{text} ...")
+            self._bar.update(self._task, more="")
+        super().step(text, brief=brief)
 
     def expect(self, count: int, last_due_s: float) -> None:
         """How many requests there will be, and when the last one is due (0 where none is)."""
@@ -95,14 +71,8 @@ class BenchProgress:
             if now - self._drawn > REDRAW_S:
                 self._drawn = now
                 self._bar.update(self._task, completed=self._done, more=self.words())
-        elif now - self._said > LINE_EVERY_S:
+        elif self._line_is_due():
             self._line(f"{self._done} of {self._count} requests done, {self.words()}")
-
-    def _line(self, text: str) -> None:
-        self._said = time.monotonic()
-        if not self._quiet:
-            with suppress(OSError):
-                click.echo(text, err=True)
 
 
 def _clock(seconds: float) -> str:

@@ -9,10 +9,11 @@ from typing import Any
 
 from experiments.chip_bias.rows import AT_ONCE, CHIPS, parts
 from experiments.chip_bias.session import open_session
-from experiments.framework.bytes_check import TOLERANCE
+from experiments.framework.bytes_check import bytes_figure
 from experiments.framework.experiment import Evaluation, Experiment, Options, Part, PartResult, Session
 from experiments.framework.figures import Figure, within
 from experiments.framework.lab import ExperimentLab
+from experiments.framework.pace_check import late_steps_figure
 from experiments.report.charts import Chart, Series
 from testbed.topology import load_plan
 from testbed.topology.load import plan_from_text
@@ -71,7 +72,7 @@ class ChipBias(Experiment):
             figures.append(
                 _asked(f"step_{chip}", f"{chip}: decode step", "ms", steps[chip, 1], asked["decode_step_ms"])
             )
-        figures += _checks(results)
+        figures += [bytes_figure(results), late_steps_figure(results, judged=not parameters["quick"])]
         return Evaluation(figures, _charts(results), _notes(parameters))
 
 
@@ -112,19 +113,6 @@ def _against(key: str, text: str, above: tuple[float, ...], below: tuple[float, 
 
 def _asked(key: str, text: str, unit: str, values: tuple[float, ...], target: float) -> Figure:
     return within(key, text, unit, values, target, TOLERATED, "configured")
-
-
-def _checks(results: Results) -> list[Figure]:
-    worst = max((result.facts["bytes_difference"] for _, result in results.values()), default=0.0)
-    text = "capture against the workers' byte counts, largest difference"
-    last: dict[str, dict[str, Any]] = {}
-    for part, result in results.values():
-        last |= {f"{part.detail['chip']} {host}": pace for host, pace in result.facts["pace"].items()}
-    late = sum(pace["late"] for pace in last.values()) / max(1, sum(pace["steps"] for pace in last.values()))
-    return [
-        Figure("bytes_difference", text, "share", (worst,), "check", 0.0, 0.0, TOLERANCE),
-        Figure("late_steps", "paced steps that were late", "share", (late,), "check", 0.0),
-    ]
 
 
 def _charts(results: Results) -> list[Chart]:

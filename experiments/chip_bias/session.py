@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from experiments.chip_bias.rows import SHORT_PROMPT
-from experiments.framework.bytes_check import TOLERANCE, check_bytes
+from experiments.framework.bytes_check import check_bytes
 from experiments.framework.errors import ExperimentError
 from experiments.framework.experiment import Part, PartResult, Progress
 from experiments.framework.lab import ExperimentLab
+from experiments.framework.pace_check import PaceSince
 from experiments.framework.serving import Client
 from testbed.scale import Scale
 
@@ -28,17 +29,15 @@ class ChipBiasSession:
         capture = directory / "wan0.pcapng"
         prefilling = part.detail["kind"] == "prefill"
         source = random.Random(f"chip-bias {part.seed}")  # the same prompts for both chips
+        pace = PaceSince(self._lab.record.results)
         with self._lab.capturing("wan0", capture):
             found = self._prefill(part, source, progress) if prefilling else self._decode(part, source, progress)
         check = check_bytes(capture, self._lab.record.results)
         capture.unlink()
-        reasons = list(check.problems)
-        if check.difference > TOLERANCE:
-            reasons.append(f"capture and counters differ by {check.difference:.1%}")
         about = {"part": part.name, "row": part.detail["row"], "seed": part.seed}
         measured = prefilled if prefilling else decoded
         records = [{**record, **about, **measured(record, self._scale)} for record in found]
-        return PartResult(records, {**check.facts(), "pace": self._pace()}, reasons)
+        return PartResult(records, {**check.facts(), "pace": pace.facts()}, check.reasons)
 
     def _prefill(self, part: Part, source: random.Random, progress: Progress) -> list[dict[str, Any]]:
         """One after the other, so that nobody waits for another's prompt."""
@@ -54,11 +53,6 @@ class ChipBiasSession:
         return self._client.complete_all(
             prompts, part.detail["tokens"], at_once, lambda done: progress(done / at_once), ignore_eos=True
         )
-
-    def _pace(self) -> dict[str, Any]:
-        """What the workers have said so far of how they keep their times."""
-        hosts = self._lab.ask("status")["hosts"]
-        return {host["name"]: host["pace"] for host in hosts if host["pace"] is not None}
 
 
 def _prompt(source: random.Random, length: int) -> list[int]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from experiments.delta.session import open_session
 from experiments.delta.workloads import SCALE, excerpt, parts, recipe, trace_file
+from experiments.framework.bytes_check import bytes_figure
 from experiments.framework.experiment import Evaluation, Experiment, Options, Part, PartResult, Session
 from experiments.framework.figures import Figure
 from experiments.framework.lab import ExperimentLab
@@ -74,10 +75,7 @@ class Delta(Experiment):
                 *_sizes(traced, "trace_", "real agentic trace"),
                 _ratio(traced, "trace_", None, None, "real agentic trace, whatever it gives"),
             ]
-        differences = [result.facts["bytes_difference"] for _, result in results.values()]
-        text = "capture against the workers' byte counts, largest difference"
-        worst = (max(differences),) if differences else ()
-        figures.append(Figure("bytes_difference", text, "share", worst, "check", 0.0, 0.0, 0.01))
+        figures.append(bytes_figure(results))
         return Evaluation(figures, _charts(results), _notes(parameters), _summary(results))
 
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from experiments.delta.workloads import ANSWER_TOKENS, workload
-from experiments.framework.bytes_check import TOLERANCE, check_bytes
+from experiments.framework.bytes_check import check_bytes
 from experiments.framework.errors import ExperimentError
 from experiments.framework.experiment import Part, PartResult, Progress
 from experiments.framework.lab import ExperimentLab
@@ -39,10 +39,7 @@ class DeltaSession:
                 progress((index + 1) / len(measured))
         check = check_bytes(capture, self._lab.record.results)
         capture.unlink()
-        reasons = list(check.problems)
-        if check.difference > TOLERANCE:
-            reasons.append(f"capture and counters differ by {check.difference:.1%}")
-        return PartResult(records, {**check.facts(), "trace_sha256": work.trace_sha256}, reasons)
+        return PartResult(records, {**check.facts(), "trace_sha256": work.trace_sha256}, check.reasons)
 
     def _send(self, prompt: list[int]) -> dict[str, object]:
         record = self._client.complete(prompt, ANSWER_TOKENS)

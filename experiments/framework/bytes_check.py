@@ -1,10 +1,13 @@
 """The workers' byte counts held against a packet capture: what crossed, and by how much the two differ."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from experiments.framework.errors import ExperimentError
+from experiments.framework.experiment import Part, PartResult
+from experiments.framework.figures import Figure
 from testbed.capture.compare import TOTAL, audit
 from testbed.capture.context import Context
 from testbed.capture.counters import BadCounters
@@ -25,6 +28,13 @@ class BytesCheck:
     packets: int
     dropped: int | None  # packets that the capture lost; their bytes are known by sequence numbers
     problems: tuple[str, ...]
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why the part is not faithful, as far as bytes tell."""
+        if self.difference <= TOLERANCE:
+            return list(self.problems)
+        return [*self.problems, f"capture and counters differ by {self.difference:.1%}"]
 
     def facts(self) -> dict[str, Any]:
         """For part.json."""
@@ -65,3 +75,13 @@ def check_bytes(capture: Path, records: Path) -> BytesCheck:
         dropped=result.dropped,
         problems=tuple(problems),
     )
+
+
+def bytes_figure(results: Mapping[str, tuple[Part, PartResult]]) -> Figure:
+    """The worst of all parts, each of which has a check's `facts`."""
+    facts = [result.facts for _, result in results.values()]
+    worst = tuple(sorted(one["bytes_difference"] for one in facts)[-1:])
+    size = sum(sum(one["captured_bytes"].values()) for one in facts)
+    text = "capture against the workers' byte counts, largest difference"
+    note = f"{size:,} bytes of TCP payload"
+    return Figure("bytes_difference", text, "share", worst, "check", 0.0, 0.0, TOLERANCE, note=note)

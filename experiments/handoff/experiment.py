@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
+from experiments.framework.bytes_check import bytes_figure
 from experiments.framework.experiment import Evaluation, Experiment, Options, Part, PartResult, Session
 from experiments.framework.figures import Figure, percentile, within
 from experiments.framework.lab import ExperimentLab
@@ -179,9 +180,7 @@ def _others(results: Results) -> list[Figure]:
     device = next((one["device"] for one in found), "nothing")
     note = f"of 100 tokens' KV to the host and back, on {device}; the published ones are another machine's"
     figures.append(Figure("host_copies", "host copies", "ms", copies, "check", published.HOST_COPIES_MS, note=note))
-    worst = max((result.facts["bytes_difference"] for _, result in results.values()), default=0.0)
-    text = "capture against the workers' byte counts, largest difference"
-    figures.append(Figure("bytes_difference", text, "share", (worst,), "check", 0.0, 0.0, 0.01))
+    figures.append(bytes_figure(results))
     return figures
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from experiments.framework.bytes_check import TOLERANCE, check_bytes
+from experiments.framework.bytes_check import check_bytes
 from experiments.framework.errors import ExperimentError
 from experiments.framework.experiment import Part, PartResult, Progress
 from experiments.framework.lab import ExperimentLab, Process
@@ -51,10 +51,7 @@ class HandoffSession:
             note_quietly(self._sender, self._receiver)
         check = check_bytes(capture, self._lab.directory)
         capture.unlink()
-        reasons = list(check.problems)
-        if check.difference > TOLERANCE:
-            reasons.append(f"capture and counters differ by {check.difference:.1%}")
-        reasons += _late(records)
+        reasons = [*check.reasons, *_late(records)]
         copies = {key: self.copies[key] for key in ("median_ms", "max_ms", "device")}
         return PartResult(records, {**check.facts(), "host_copies": copies}, reasons)
 

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from experiments.framework.bytes_check import bytes_figure
 from experiments.framework.experiment import Evaluation, Experiment, Options, Part, PartResult, Session
 from experiments.framework.figures import Figure, percentile, within
 from experiments.framework.lab import ExperimentLab
@@ -70,7 +71,7 @@ class Skew(Experiment):
     def evaluate(self, parameters: Mapping[str, Any], results: Results) -> Evaluation:
         fit = Fit(**parameters["fit"])
         rows = {row: [pair for pair in results.values() if pair[0].detail["row"] == row] for row in _row_names(results)}
-        figures = [*_published(rows), *_predicted(rows, fit), *_checks(results)]
+        figures = [*_published(rows), *_predicted(rows, fit), bytes_figure(results)]
         summary = {
             f"{kind}_{name}": value
             for name, pairs in rows.items()
@@ -141,16 +142,6 @@ def _predicted(rows: Mapping[str, list[tuple[Part, PartResult]]], fit: Fit) -> l
             text, key = f"mean queueing, {row}", f"predicted_queueing_{row.replace(' ', '_')}"
             figures.append(within(key, text, "ms", queued, target, 0.25, "predicted", note=note))
     return figures
-
-
-def _checks(results: Results) -> list[Figure]:
-    differences = [result.facts["bytes_difference"] for _, result in results.values()]
-    text = "capture against the workers' byte counts, largest difference"
-    note = (
-        f"{sum(sum(result.facts['captured_bytes'].values()) for _, result in results.values()):,} bytes of TCP payload"
-    )
-    worst = (max(differences),) if differences else ()
-    return [Figure("bytes_difference", text, "share", worst, "check", 0.0, 0.0, 0.01, note=note)]
 
 
 def _summary(records: list[Mapping[str, Any]]) -> dict[str, float]:

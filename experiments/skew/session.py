@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from experiments.framework.bytes_check import TOLERANCE, check_bytes
+from experiments.framework.bytes_check import check_bytes
 from experiments.framework.experiment import Part, PartResult, Progress
 from experiments.framework.figures import percentile
 from experiments.framework.lab import ExperimentLab, Process
@@ -55,9 +55,7 @@ class SkewSession:
         capture.unlink()
         records = [_record(part, blocks[transfer["index"]], transfer) for transfer in found]
         late_ms = percentile([record["pdd_late_ms"] for record in records], 0.99)
-        reasons = list(check.problems)
-        if check.difference > TOLERANCE:
-            reasons.append(f"capture and counters differ by {check.difference:.1%}")
+        reasons = check.reasons
         if late_ms > LATEST_P99_MS:
             reasons.append(f"transfers started late, p99 {late_ms:.0f} ms (limit {LATEST_P99_MS:.0f} ms)")
         return PartResult(records, {**check.facts(), "late_p99_ms": late_ms}, reasons)

@@ -5,8 +5,9 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-from experiments.framework.bytes_check import TOLERANCE
+from experiments.framework.bytes_check import bytes_figure
 from experiments.framework.figures import Figure, Label, percentile, within
+from experiments.framework.pace_check import late_steps_figure
 from experiments.sim.outcome import SLA_P90_S, SLA_P99_S, Run
 from experiments.ttft.fit import (
     TARGET_CDC_P90_S,
@@ -140,17 +141,7 @@ def consistency_figures(rows: Rows, judged: bool) -> list[Figure]:
 
 
 def checks(results: Results, judged: bool) -> list[Figure]:
-    differences = [result.facts["bytes_difference"] for _, result in results.values()]
-    text = "capture against the workers' byte counts, largest difference"
-    packets = sum(result.facts["captured_packets"] for _, result in results.values())
-    worst = (max(differences),) if differences else ()
-    note = f"{packets:,} packets"
-    made = [Figure("bytes_difference", text, "share", worst, "check", 0.0, 0.0, TOLERANCE, note=note)]
-    steps = [pace for _, result in results.values() for pace in result.facts["pace"].values()]
-    total = sum(pace["steps"] for pace in steps)
-    late = (sum(pace["late"] for pace in steps) / total,) if total else ()
-    low, high = (0.0, 0.01) if judged else (None, None)
-    made.append(Figure("late_steps", "paced steps that were late", "share", late, "check", 0.0, low, high))
+    made = [bytes_figure(results), late_steps_figure(results, judged)]
     busy = tuple(result.facts["cpu_share"]["busy"] for _, result in results.values())
     note = f"while requests ran, mean of all parts; at most {max(busy):.0%}" if busy else ""
     mean = (fmean(busy),) if busy else ()

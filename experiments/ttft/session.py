@@ -7,16 +7,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from experiments.framework.bytes_check import TOLERANCE, check_bytes
+from experiments.framework.bytes_check import check_bytes
 from experiments.framework.experiment import Part, PartResult, Progress
 from experiments.framework.figures import percentile
 from experiments.framework.lab import ExperimentLab
+from experiments.framework.pace_check import PaceSince
 from experiments.framework.records import LabRecords
 from experiments.ttft.fit import Fit
 from experiments.ttft.load import Answered, Load
 from experiments.ttft.shape import Shape
 from experiments.ttft.workload import Sent, workload
-from testbed.lab.pace import read_pace
 
 LATEST_P99_MS = 20.0  # of sending a request, in the lab's time
 FILL_AT_ONCE = 12
@@ -43,7 +43,7 @@ class TtftSession:
         lost = [one.error for one in filled if one.name is None]
         lost += [record["error"] for record in self._records.take(_named(filled)).values() if not record["success"]]
         filled_s = time.monotonic() - begun
-        paced, cpu = read_pace(self._lab.record.results), _cpu_s()
+        pace, cpu = PaceSince(self._lab.record.results), _cpu_s()
         begun = time.monotonic()
         with self._lab.capturing("wan0", capture):
             answered = self._load.replay(work.measured, lambda done: progress(done / len(work.measured)))
@@ -55,9 +55,7 @@ class TtftSession:
         late_ms = percentile([one.late_ns / 1e6 for one in answered], 0.99)
         failed = [one.error for one in answered if one.name is None]
         failed += [record["error"] for record in found.values() if not record["success"]]
-        reasons = list(check.problems)
-        if check.difference > TOLERANCE:
-            reasons.append(f"capture and counters differ by {check.difference:.1%}")
+        reasons = check.reasons
         if late_ms > LATEST_P99_MS:
             reasons.append(f"requests were sent late, p99 {late_ms:.0f} ms (limit {LATEST_P99_MS:.0f} ms)")
         if lost:
@@ -71,9 +69,7 @@ class TtftSession:
             "seconds": seconds,
             "fill_seconds": filled_s,
             "cpu_share": {"busy": (used[0] - cpu[0]) / seconds / _CPUS, "stolen": (used[1] - cpu[1]) / seconds / _CPUS},
-            "pace": {
-                host: _since(row, paced.get(host, {})) for host, row in read_pace(self._lab.record.results).items()
-            },
+            "pace": pace.facts(),
             "trace_sha256": work.trace.sha256,
         }
         records = [
@@ -112,12 +108,6 @@ def _times(value: float | None, faster: float) -> float | None:
 
 def _named(answered: Sequence[Answered]) -> list[str]:
     return [one.name for one in answered if one.name is not None]
-
-
-def _since(now: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
-    """Counts of this part alone."""
-    names = ("steps", "late", "overran", "paced_ns", "lateness_ns")
-    return {name: now.get(name, 0) - before.get(name, 0) for name in names}
 
 
 _CPUS = os.cpu_count() or 1

@@ -60,7 +60,10 @@ def _results(chip_prefill_per_s: float = 7290, chip_step_ms: float = 75 / 2.1) -
         record: dict[str, Any] = {"itl": [0.07] * 4, "decode_step_ms": 75.0 if gpu else chip_step_ms}
         record |= {"prefill_tokens": 25_600, "prefill_s": 25_600 / (9000 if gpu else chip_prefill_per_s)}
         pace = {"md0": {"steps": 200, "late": 1}}
-        found[part.name] = (part, PartResult([record, record], {"bytes_difference": 0.001, "pace": pace}))
+        found[part.name] = (
+            part,
+            PartResult([record, record], {"bytes_difference": 0.001, "captured_bytes": {}, "pace": pace}),
+        )
     return found
 
 

@@ -83,7 +83,8 @@ def _evaluated(ids_ms: dict[str, list[float]]) -> dict[str, Figure]:
             if part.detail["kind"] == "kv":
                 times = {"pdd_kv_xfer_ms": 120 + (100.0 * index if where == "congested" else 0.01 * index)}
             records.append({**times, "pdd_token_ids_ms": ids, "arrival_s": index * 0.6})
-        facts = {"bytes_difference": 0.0, "host_copies": {"median_ms": 0.1, "max_ms": 0.2, "device": "main memory"}}
+        copies = {"median_ms": 0.1, "max_ms": 0.2, "device": "main memory"}
+        facts = {"bytes_difference": 0.0, "captured_bytes": {}, "host_copies": copies}
         results[part.name] = (part, PartResult(records, facts))
     return {
         figure.key: figure for figure in Handoff().evaluate(Handoff().parameters(Options(seeds=1)), results).figures

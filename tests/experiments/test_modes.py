@@ -38,7 +38,7 @@ def _results(answers_ms: dict[str, float], md_tokens: int = 9) -> dict[str, tupl
             "pdd_handoff_pause_ms": 5.0,
             "pdd_md_tokens": md_tokens,
         }
-        found[part.name] = (part, PartResult([record], {"bytes_difference": 0.0}))
+        found[part.name] = (part, PartResult([record], {"bytes_difference": 0.0, "captured_bytes": {}, "pace": {}}))
     return found
 
 

@@ -58,6 +58,7 @@ def simulated_results(
             row["ttft_ms"] *= slower
         facts = {
             "bytes_difference": 0.001,
+            "captured_bytes": {},
             "captured_packets": 1000,
             "pace": {"p0": {"steps": 100, "late": 0}},
             "cpu_share": {"busy": 0.5, "stolen": 0.0},
