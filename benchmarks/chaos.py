@@ -2,7 +2,7 @@
 
 Every answer is compared with the control's, token for token; no request may fail, hang or leave anything behind.
 
-    python -m benchmarks.chaos [--requests 200] [--seed 1] [--json results/chaos.json]
+    python -m benchmarks.chaos [--requests 200] [--seed 1] [--out results/chaos.json]
 """
 
 import argparse

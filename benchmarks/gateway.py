@@ -1,6 +1,6 @@
 """What the gateway adds to a streamed token: wire frame in, merged, turned into text and JSON, SSE out, to a client.
 
-    python -m benchmarks.gateway [--tokens 3000] [--streams 16] [--json FILE]
+    python -m benchmarks.gateway [--tokens 3000] [--streams 16] [--out FILE]
 
 A real gateway process is fed by a stand-in for prefill that speaks the real wire protocol and has every token ready, so
 that nothing is computed but the gateway's own work. Two figures, each next to the same with a process in the gateway's

@@ -1,7 +1,7 @@
 """The pause of each hand-over mode against its bound, and what crosses for it, over an emulated WAN.
 
     python -m benchmarks.handover [--rtt 40ms 400ms] [--modes one-shot catch-up overlap kv] [--requests 6]
-                                  [--model smollm2-135m] [--json FILE]
+                                  [--model smollm2-135m] [--out FILE]
 
 A lab for each mode and round trip (`pddbed up`, userspace driver), one greedy request at a time, each with a prompt of
 its own over a WAN so slow that the relay makes a few dozen tokens first. The pause is what the gateway sees between the

@@ -1,6 +1,6 @@
 """How long a lab takes from build to forwarding, against plain Mininet building the same graph, side by side.
 
-    python -m benchmarks.lab_startup [--rounds 5] [--hosts 8] [--json FILE]
+    python -m benchmarks.lab_startup [--rounds 5] [--hosts 8] [--out FILE]
 
 Both build two datacenters of N hosts (a bridge and a router each) and a link between the routers, and are done when
 the first host of one answers the last host of the other. Plain Mininet runs in an `unshare` sandbox of its own, so that

@@ -1,6 +1,6 @@
 """Many requests through real worker processes over loopback: no wrong answer, and nothing grows.
 
-    python -m benchmarks.serving_soak [--requests 2000] [--at-once 8] [--json FILE]
+    python -m benchmarks.serving_soak [--requests 2000] [--at-once 8] [--out FILE]
 
 `tiny`, `pdd`, small pools, so that caches are full and evict from early on. Prompts of 1 to 400 tokens, a part of them
 continues an earlier conversation, one client in ten hangs up in the middle of its answer. Every answer is compared with

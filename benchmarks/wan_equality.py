@@ -3,7 +3,7 @@
     python -m benchmarks.wan_equality far    # 2 s one way, 1 % loss, an outage in the middle; little KV
     python -m benchmarks.wan_equality near   # 20 ms, long prompts, KV in full size
     python -m benchmarks.wan_equality real   # the same with SmolLM2, 40 requests
-      [--requests 200] [--at-once N] [--model tiny] [--json FILE]
+      [--requests 200] [--at-once N] [--model tiny] [--out FILE]
 
 A real lab (`pddbed up`, userspace driver), `pdd`, streamed greedy answers in fp32. The client checks each token against
 the control (`benchmarks/load.py`), and that positions follow one another: no gap, no duplicate. The outage begins when

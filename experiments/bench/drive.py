@@ -50,6 +50,7 @@ class Drive:
         self._observer = observer
         self._cap = None if concurrency is None else asyncio.Semaphore(concurrency)
         self._stopped = asyncio.Event()
+        self._answered = {planned.after: asyncio.Event() for planned in load if planned.after is not None}
         self._result = Driven(0)
         self._under_way = 0
 
@@ -94,8 +95,11 @@ class Drive:
         outcome = Outcome(planned.index, planned.request.input_tokens, planned.due_ns)
         woken_ns = time.monotonic_ns()
         async with AsyncExitStack() as stack:
+            if planned.after is not None:
+                await self._answered[planned.after].wait()
             if self._cap is not None:
                 await stack.enter_async_context(self._cap)
+            if planned.after is not None or self._cap is not None:
                 outcome.held_ns = time.monotonic_ns() - woken_ns
             self._under_way += 1
             self._observer.started()
@@ -103,6 +107,8 @@ class Drive:
             self._under_way -= 1
         if planned.due_ns is not None:
             outcome.late_ns = max(0, outcome.start_ns - due_ns - outcome.held_ns)
+        if planned.index in self._answered:
+            self._answered[planned.index].set()
         self._result.outcomes.append(outcome)
         self._observer.finished(outcome)
         if not outcome.success and not self._stopped.is_set() and not await self._still_there(outcome):

@@ -64,7 +64,7 @@ def notes(summary: Mapping[str, Any]) -> list[str]:
         found.append(f"Under way at the end, and not counted: {summary['pdd_under_way']}.")
     if "pdd_held_requests" in summary and summary["request_rate"] != "inf":  # where it is, the cap is the pace
         found.append(
-            f"Held back by the cap on concurrency: {summary['pdd_held_requests']}, by up to "
+            f"Held back by --concurrency or --in-turn: {summary['pdd_held_requests']}, by up to "
             f"{summary['pdd_max_held_ms'] / 1000:.1f} s; a request's times begin when it is sent."
         )
     if not summary["pdd_synthetic"] and (words := _knew(summary)):

@@ -12,11 +12,29 @@ class LoadError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A request and when it is due, in ns after the beginning; None: as soon as may be."""
+    """A request and when it is due, in ns after the beginning; None: as soon as may be.
+
+    `after`: the index of the request whose answer it waits for, whenever it is due.
+    """
 
     index: int
     request: Request
     due_ns: int | None
+    after: int | None = None
+
+
+def planned(requests: Sequence[Request], due_ns: Sequence[int | None], in_turn: bool) -> list[Planned]:
+    """`in_turn`: each turn of a conversation waits for the answer to the one before. Raises LoadError without any."""
+    if in_turn and all(request.session is None for request in requests):
+        raise LoadError("--in-turn is for conversations, and this load has none; leave it out")
+    last: dict[int, int] = {}
+    made = []
+    for index, (request, at) in enumerate(zip(requests, due_ns, strict=True)):
+        after = None
+        if in_turn and request.session is not None:
+            after, last[request.session] = last.get(request.session), index
+        made.append(Planned(index, request, at, after))
+    return made
 
 
 def divided(trace: Trace, by: int) -> Trace:

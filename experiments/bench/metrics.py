@@ -79,7 +79,7 @@ def _most_at_once(rows: Rows) -> int:
 
 
 def _start(rows: Rows) -> dict[str, Any]:
-    """Whether the client kept to its schedule, where it had one, and what --concurrency held back."""
+    """Whether the client kept to its schedule, where it had one, and what --concurrency and --in-turn held back."""
     late = [row["pdd_late_ms"] for row in rows if row["pdd_late_ms"] is not None]
     held = [row["pdd_held_ms"] for row in rows if row["pdd_held_ms"] > LATE_MS]
     found: dict[str, Any] = {}

@@ -15,7 +15,7 @@ NS_PER_MS = 1e6
 @dataclass(slots=True)
 class Outcome:
     """Times are CLOCK_MONOTONIC nanoseconds. `late_ns`: after it was due, None where nothing was due; `held_ns`: waited
-    for --concurrency. `reason`: of a failure, in a word or two, for counting; `message`: the server's own.
+    for --concurrency or --in-turn. `reason`: of a failure, in a word or two, for counting; `message`: the server's own.
     """
 
     index: int

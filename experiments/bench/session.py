@@ -14,7 +14,7 @@ from experiments.bench import arrivals, kept
 from experiments.bench.bodies import Bodies
 from experiments.bench.client import Api, Served, asked
 from experiments.bench.experiment import notes, reasons_of, summary_of
-from experiments.bench.load import Planned, check_fits, divided, with_output
+from experiments.bench.load import check_fits, divided, planned, with_output
 from experiments.bench.load import kept as kept_of
 from experiments.bench.progress import BenchProgress
 from experiments.bench.run import Plan, Result, claim_resources, run
@@ -51,6 +51,7 @@ class Asked:
     rate: float | None = None
     burstiness: float | None = None
     concurrency: int | None = None
+    in_turn: bool = False
     num: int | None = None
     seed: int = 1
     ignore_eos: bool = True
@@ -188,10 +189,7 @@ class Session:
             fields = asked(served.model, options.ignore_eos)
             bodies = Bodies(trace, options.token_ids, options.seed, fields)
             due = options.due_ns(trace, first)
-            load = [
-                Planned(index, request, at)
-                for index, (request, at) in enumerate(zip(trace.requests[first:], due, strict=True))
-            ]
+            load = planned(trace.requests[first:], due, options.in_turn)
             progress.expect(len(load), (due[-1] or 0) / 1e9)
             records = None if self._record is None else LabRecords(self._record.results / "requests.jsonl")
             plan = Plan(load, trace.requests[:first], bodies, options.concurrency, options.warm_up)
@@ -219,6 +217,7 @@ class Session:
             "burstiness": options.burstiness or 1.0,
             "speedup": options.speedup or 1.0,
             "max_concurrency": options.concurrency,
+            "in_turn": options.in_turn,
             "divide": options.divide or 1,
             "max_input": options.max_input,
             "seed": options.seed,

@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     "At most N requests at once; where all are due at once, a closed loop.",
     "--max-concurrency",
 )
+@click.option("--in-turn", is_flag=True, help="A conversation's next turn waits for its last answer.")
 @count("--num", 10_000_000, "Requests. [default: all; 100]", "--num-prompts")
 @click.option("--seed", type=click.IntRange(0), metavar="N", default=1, help="Of prompts and times. [default: 1]")
 @click.option("--ignore-eos/--no-ignore-eos", default=True, help="Answers have the length asked for. [default]")

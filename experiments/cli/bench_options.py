@@ -17,7 +17,7 @@ GROUPS = {
     "A trace": ("source", "form", "speedup", "max_input", "divide"),
     "Or a synthetic load": ("input_len", "prefix_share", "distribution", "sessions"),
     "Both": ("num", "output_len", "block_tokens", "seed", "token_ids", "ignore_eos", "warm_up"),
-    "Pace": ("rate", "burstiness", "concurrency"),
+    "Pace": ("rate", "burstiness", "concurrency", "in_turn"),
     "Result": ("limits", "percentiles", "out", "verify", "as_json"),
 }
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from experiments.bench.drive import Drive, Driven
-from experiments.bench.load import Planned
+from experiments.bench.load import LoadError, Planned, planned
 from experiments.bench.outcome import Outcome
 from experiments.framework.errors import ExperimentError
 from experiments.framework.records import LabRecords
@@ -109,6 +109,48 @@ def test_waiting_for_the_cap_is_not_the_clients_lateness() -> None:
     assert last.late_ns is not None
     assert last.held_ns >= 90_000_000
     assert last.late_ns + last.held_ns == last.start_ns - driven.begin_ns
+
+
+@pytest.mark.parametrize("cap", [None, 1, 2])
+def test_a_turn_waits_for_its_last_answer_and_for_no_other_conversations(cap: int | None) -> None:
+    turns = [Request(at, 8, 1, session=at % 2, turn=at // 2) for at in range(6)]
+    under_way: set[int | None] = set()
+    sent: list[tuple[int | None, int | None]] = []
+
+    async def send(planned: Planned, outcome: Outcome) -> None:
+        assert planned.request.session not in under_way, "one turn at a time"
+        under_way.add(planned.request.session)
+        sent.append((planned.request.session, planned.request.turn))
+        for _ in range(3 if planned.request.session else 1):
+            await asyncio.sleep(0)
+        under_way.remove(planned.request.session)
+        answered(outcome)
+
+    driven, counter = drive(planned(turns, [0] * 6, in_turn=True), send, cap)
+    assert sorted(sent) == [(session, turn) for session in range(2) for turn in range(3)]
+    assert all([turn for one, turn in sent if one == session] == [0, 1, 2] for session in range(2))
+    assert counter.most == (cap or 2)
+    late = [outcome.late_ns for outcome in driven.outcomes]
+    assert all(one is not None and one < 50_000_000 for one in late), "what is held back is not late"
+
+
+def test_a_turn_goes_on_behind_one_that_failed() -> None:
+    async def send(planned: Planned, outcome: Outcome) -> None:
+        if planned.index == 0:
+            outcome.start_ns = time.monotonic_ns()
+            outcome.fail("HTTP 500", "")
+            outcome.finish(time.monotonic_ns())
+        else:
+            answered(outcome)
+
+    turns = [Request(at, 8, 1, session=0, turn=at) for at in range(2)]
+    driven, _ = drive(planned(turns, [None, None], in_turn=True), send)
+    assert [outcome.success for outcome in driven.outcomes] == [False, True]
+
+
+def test_a_load_without_conversations_has_no_turns() -> None:
+    with pytest.raises(LoadError, match="this load has none"):
+        planned([Request(0, 8, 1)], [None], in_turn=True)
 
 
 def test_stopping_keeps_what_is_done_and_counts_the_rest() -> None:
