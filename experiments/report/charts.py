@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from html import escape
 
 WIDTH, HEIGHT = 760, 380
+_LEAST_SPAN = 1e-290
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 20, 46, 58
 COLOURS = ("#1f6fb4", "#d1571b", "#2b8a3e", "#8a3ea8", "#a8862b", "#555555")  # told apart by dash as well
 DASHES = ("", "7 3", "2 3", "9 3 2 3", "4 2", "1 2")
@@ -64,8 +65,8 @@ class _Axis:
     """From data to pixels, and where the ticks are."""
 
     def __init__(self, low: float, high: float, begin_px: float, end_px: float, log: bool = False) -> None:
-        if not high > low:
-            high = low + 1
+        if high - low <= max(abs(low), abs(high), _LEAST_SPAN) * 1e-9:  # one value, as far as a picture can tell
+            high = low + max(1.0, abs(low) * 1e-3)
         self.log = log and low > 0
         if self.log:
             self.low, self.high = low, high

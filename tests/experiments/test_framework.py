@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from experiments.framework.directory import RunDirectory
@@ -107,9 +107,12 @@ def test_a_run_is_faithful_only_when_everything_says_so() -> None:
     assert unfaithful_reasons({"parts": ["a"], "labs": [lab]}, doubtful) == ["a: bytes differ"]
 
 
-POINTS = st.lists(st.tuples(st.floats(-1e6, 1e6), st.floats(-1e6, 1e6)), max_size=30)
+VALUES = st.floats(-1e6, 1e6) | st.floats(-1e300, 1e300)
+POINTS = st.lists(st.tuples(VALUES, VALUES), max_size=30)
 
 
+@example([(0.0, 5e-324)], False, "line")
+@example([(1e20, 1e20), (1e20, 1.0000000000000001e20)], True, "dots")
 @given(POINTS, st.booleans(), st.sampled_from(["line", "step", "dots"]))
 def test_any_chart_is_well_formed_and_stays_on_its_canvas(
     points: list[tuple[float, float]], x_log: bool, style: str
