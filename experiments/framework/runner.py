@@ -139,24 +139,30 @@ def _verify_before(lab: ExperimentLab) -> dict[str, Any] | None:
     return verified
 
 
+def evaluated(directory: RunDirectory) -> tuple[dict[str, Any], dict[str, tuple[Part, PartResult]], Evaluation]:
+    """run.json with its verdict as of now, the parts that are done, what they come to. Raises ExperimentError."""
+    about = directory.run()
+    experiment = find_reported(about["experiment"])
+    results = {name: directory.load(name) for name in about["parts"] if directory.is_done(name)}
+    if not results:
+        raise ExperimentError(f"{directory.path} has no part that is done; run it again with --out {directory.path}")
+    reasons = unfaithful_reasons(about, results)
+    about["faithful"], about["reasons"] = not reasons, reasons
+    return about, results, experiment.evaluate(about["parameters"], results)
+
+
 def report(path: Path) -> Evaluation:
     """Evaluate what is done and write the run's files anew. Raises ExperimentError."""
     from experiments.report.page import page
     from experiments.report.timeline import timeline
 
     directory = RunDirectory(path)
-    about = directory.run()
-    experiment = find_reported(about["experiment"])
-    results = {name: directory.load(name) for name in about["parts"] if directory.is_done(name)}
-    if not results:
-        raise ExperimentError(f"{path} has no part that is done; run it again with --out {path}")
-    reasons = unfaithful_reasons(about, results)
-    about["faithful"], about["reasons"] = not reasons, reasons
+    about, results, evaluation = evaluated(directory)
     directory.write_run(about)
-    evaluation = experiment.evaluate(about["parameters"], results)
     directory.write_records(results.values())
+    reasons = about["reasons"]
     summary = {
-        "experiment": experiment.name,
+        "experiment": about["experiment"],
         "complete": len(results) == len(about["parts"]),
         "faithful": not reasons,
         "reasons": reasons,

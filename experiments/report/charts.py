@@ -7,7 +7,8 @@ from html import escape
 
 WIDTH, HEIGHT = 760, 380
 _LEAST_SPAN = 1e-290
-_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 20, 46, 58
+_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 20, 46, 58  # of a chart whose legend is one row
+_ROW = 16  # of the legend
 COLOURS = ("#1f6fb4", "#d1571b", "#2b8a3e", "#8a3ea8", "#a8862b", "#555555")  # told apart by dash as well
 DASHES = ("", "7 3", "2 3", "9 3 2 3", "4 2", "1 2")
 
@@ -119,35 +120,38 @@ def svg(chart: Chart) -> str:
     ys = [y for _, y in points] + [mark.value for mark in chart.marks if mark.horizontal]
     if chart.y_from_zero:
         ys.append(0.0)
+    legend, rows = _legend(chart.series)
+    top = _TOP + _ROW * (rows - 1)
+    bottom = top + HEIGHT - _TOP - _BOTTOM
     x_axis = _Axis(min(xs), max(xs), _LEFT, WIDTH - _RIGHT, chart.x_log)
-    y_axis = _Axis(min(ys), max(ys), HEIGHT - _BOTTOM, _TOP)
+    y_axis = _Axis(min(ys), max(ys), bottom, top)
     parts = [
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" xmlns="http://www.w3.org/2000/svg">{STYLE}',
+        f'<svg viewBox="0 0 {WIDTH} {bottom + _BOTTOM}" role="img" xmlns="http://www.w3.org/2000/svg">{STYLE}',
         f"<title>{escape(chart.title)}</title>",
         f'<text class="title" x="{_LEFT}" y="17">{escape(chart.title)}</text>',
-        *_grid(x_axis, y_axis, chart),
+        *_grid(x_axis, y_axis, chart, top, bottom),
     ]
     for index, series in enumerate(chart.series):
         parts.append(_drawn(series, x_axis, y_axis, index))
-    parts += _marks(chart.marks, x_axis, y_axis)
-    parts += _legend(chart.series)
+    parts += _marks(chart.marks, x_axis, y_axis, top, bottom)
+    parts += legend
     parts.append("</svg>")
     return "".join(parts)
 
 
-def _grid(x_axis: _Axis, y_axis: _Axis, chart: Chart) -> list[str]:
-    bottom, right = HEIGHT - _BOTTOM, WIDTH - _RIGHT
+def _grid(x_axis: _Axis, y_axis: _Axis, chart: Chart, top: float, bottom: float) -> list[str]:
+    right = WIDTH - _RIGHT
     parts = []
     for tick in x_axis.ticks:
         at = x_axis.px(tick)
-        parts.append(f'<line class="grid" x1="{at:.1f}" y1="{_TOP}" x2="{at:.1f}" y2="{bottom}"/>')
+        parts.append(f'<line class="grid" x1="{at:.1f}" y1="{top}" x2="{at:.1f}" y2="{bottom}"/>')
         parts.append(f'<text x="{at:.1f}" y="{bottom + 16}" text-anchor="middle">{number(tick)}</text>')
     for tick in y_axis.ticks:
         at = y_axis.px(tick)
         parts.append(f'<line class="grid" x1="{_LEFT}" y1="{at:.1f}" x2="{right}" y2="{at:.1f}"/>')
         parts.append(f'<text x="{_LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{number(tick)}</text>')
-    middle_x, middle_y = (_LEFT + right) / 2, (_TOP + bottom) / 2
-    parts.append(f'<text x="{middle_x}" y="{HEIGHT - 22}" text-anchor="middle">{escape(chart.x_label)}</text>')
+    middle_x, middle_y = (_LEFT + right) / 2, (top + bottom) / 2
+    parts.append(f'<text x="{middle_x}" y="{bottom + 36}" text-anchor="middle">{escape(chart.x_label)}</text>')
     turned = f'transform="rotate(-90 14 {middle_y})"'
     parts.append(f'<text x="14" y="{middle_y}" text-anchor="middle" {turned}>{escape(chart.y_label)}</text>')
     return parts
@@ -166,7 +170,7 @@ def _drawn(series: Series, x_axis: _Axis, y_axis: _Axis, index: int) -> str:
     return f'<path class="series" d="{"".join(path)}" {style}/>'
 
 
-def _marks(marks: Sequence[Mark], x_axis: _Axis, y_axis: _Axis) -> list[str]:
+def _marks(marks: Sequence[Mark], x_axis: _Axis, y_axis: _Axis, top: float, bottom: float) -> list[str]:
     parts = []
     for index, mark in enumerate(marks):
         if mark.horizontal:
@@ -175,21 +179,26 @@ def _marks(marks: Sequence[Mark], x_axis: _Axis, y_axis: _Axis) -> list[str]:
             parts.append(f'<text class="mark" x="{WIDTH - _RIGHT - 4}" y="{at - 4:.1f}" text-anchor="end">')
         else:
             at = x_axis.px(mark.value)
-            parts.append(f'<line class="mark" x1="{at:.1f}" y1="{_TOP}" x2="{at:.1f}" y2="{HEIGHT - _BOTTOM}"/>')
+            parts.append(f'<line class="mark" x1="{at:.1f}" y1="{top}" x2="{at:.1f}" y2="{bottom}"/>')
             left = at > (WIDTH + _LEFT) / 2
             anchor, shift = ("end", -5) if left else ("start", 5)
-            height = HEIGHT - _BOTTOM - 10 - 15 * (index % 4)
+            height = bottom - 10 - 15 * (index % 4)
             parts.append(f'<text class="mark" x="{at + shift:.1f}" y="{height}" text-anchor="{anchor}">')
         parts.append(f"{escape(mark.text)}</text>")
     return parts
 
 
-def _legend(series: Sequence[Series]) -> list[str]:
-    parts, at = [], float(_LEFT)
+def _legend(series: Sequence[Series]) -> tuple[list[str], int]:
+    """Names with their lines, in as many rows as they take."""
+    parts, at, row = [], float(_LEFT), 0
     for index, one in enumerate(series):
+        width = 31 + 7.2 * len(one.name) + 22
+        if at > _LEFT and at + width > WIDTH:
+            at, row = float(_LEFT), row + 1
         colour, dash = COLOURS[index % len(COLOURS)], DASHES[index % len(DASHES)]
-        line = f'x1="{at:.0f}" y1="32" x2="{at + 26:.0f}" y2="32" stroke="{colour}" stroke-dasharray="{dash}"'
+        y = 32 + _ROW * row
+        line = f'x1="{at:.0f}" y1="{y}" x2="{at + 26:.0f}" y2="{y}" stroke="{colour}" stroke-dasharray="{dash}"'
         parts.append(f'<line class="series" {line}/>')
-        parts.append(f'<text x="{at + 31:.0f}" y="36">{escape(one.name)}</text>')
-        at += 31 + 7.2 * len(one.name) + 22
-    return parts
+        parts.append(f'<text x="{at + 31:.0f}" y="{y + 4}">{escape(one.name)}</text>')
+        at += width
+    return parts, row + 1

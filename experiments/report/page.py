@@ -3,7 +3,8 @@
 import json
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from difflib import unified_diff
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +15,20 @@ from experiments.framework.experiment import Evaluation
 from experiments.framework.figures import Figure
 from experiments.report.charts import Chart, Series
 from experiments.report.charts import figure as drawn_figure
+from experiments.report.compare import Change, Compared, change, differences, keys, overlaid
 
 
 def page(run: Mapping[str, Any], summary: Mapping[str, Any], evaluation: Evaluation, links: Path) -> str:
     """The page's text. `links` is links.jsonl, which may be missing."""
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined)
-    template = environment.from_string((Path(__file__).parent / "page.html").read_text())
     charts = [*evaluation.charts, *_link_charts(links)]
     finished = run["finished"]
-    return template.render(
+    return rendered(
+        "page.html",
         run=run,
         summary=summary,
         figures=[_cells(row) for row in evaluation.figures],
         notes=evaluation.notes,
-        charts=[Markup(drawn_figure(chart)) for chart in charts],  # every text in it is escaped
+        charts=charts,
         command=command(run),
         started=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(run["started"])),
         minutes=f"{(finished - run['started']) / 60:.1f}" if finished else "",
@@ -36,6 +37,63 @@ def page(run: Mapping[str, Any], summary: Mapping[str, Any], evaluation: Evaluat
         links=_link_rows(run),
         parameters=json.dumps(run["parameters"], indent=2),
     )
+
+
+def comparison(runs: Sequence[Compared], legend: str) -> str:
+    """The page of `pddbed compare`."""
+    first = runs[0]
+    diffs = [
+        line
+        for run in runs[1:]
+        for line in unified_diff(
+            str(first.about["topology"]).splitlines(),
+            str(run.about["topology"]).splitlines(),
+            f"{first.name}: topology",
+            f"{run.name}: topology",
+            lineterm="",
+        )
+    ]
+    return rendered(
+        "compare.html",
+        experiment=first.about["experiment"],
+        runs=runs,
+        rows=compared_rows(runs),
+        legend=legend,
+        differences=differences(runs),
+        topology="\n".join(diffs),
+        charts=overlaid(runs),
+    )
+
+
+def compared_rows(runs: Sequence[Compared]) -> list[list[str]]:
+    """A row a figure: its words, the first run's value, and each further one's with how it differs."""
+    rows = []
+    for key in keys(runs):
+        found = [run.figure(key) for run in runs]
+        first = found[0]
+        row = [next(one.text for one in found if one is not None)]
+        for number, one in enumerate(found):
+            row.append("-" if one is None else shown(one.value, one.unit))
+            if number:
+                row.append("-" if first is None or one is None else _changed(change(first, one)))
+        rows.append(row)
+    return rows
+
+
+def _changed(found: Change | None) -> str:
+    if found is None or found.relative is None:
+        return "-"
+    text = f"{found.relative:+.1%}" if abs(found.relative) < 10 else f"{1 + found.relative:.3g} x"
+    return f"{text} (overlap)" if found.apart is False and found.relative else text
+
+
+def rendered(template: str, *, charts: Sequence[Chart], **values: Any) -> str:
+    """A template of this folder, with its style and charts."""
+    folder = Path(__file__).parent
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined)
+    drawn = [Markup(drawn_figure(chart)) for chart in charts]  # every text in it is escaped
+    style = Markup((folder / "style.css").read_text())
+    return environment.from_string((folder / template).read_text()).render(charts=drawn, style=style, **values)
 
 
 def command(run: Mapping[str, Any]) -> str:

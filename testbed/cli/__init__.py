@@ -42,6 +42,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "trace": "experiments.cli.trace:trace",
         "experiment": "experiments.cli.experiment:experiment",
         "report": "experiments.cli.report:report",
+        "compare": "experiments.cli.compare:compare",
         "sim": "experiments.cli.sim:sim",
     },
     "Machine": {

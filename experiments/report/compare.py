@@ -1,0 +1,90 @@
+"""Runs of one experiment side by side: what was asked differently, each figure of each run, plots laid over each other.
+Pure.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from experiments.framework.experiment import Evaluation
+from experiments.framework.figures import Figure
+from experiments.report.charts import Chart
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A run: what it is called here, its run.json, and what its records come to."""
+
+    name: str
+    about: Mapping[str, Any]
+    evaluation: Evaluation
+
+    def figure(self, key: str) -> Figure | None:
+        """Of that name, if the run has it."""
+        return next((figure for figure in self.evaluation.figures if figure.key == key), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """From the first run's figure to another's. `relative`: of the first (0.1: a tenth more), None where that is 0.
+
+    `apart`: their 95 % intervals over seeds do not overlap; None where one of them has no interval.
+    """
+
+    relative: float | None
+    apart: bool | None
+
+
+def change(first: Figure, other: Figure) -> Change | None:
+    """None where one of them has no value."""
+    before, after = first.value, other.value
+    if before is None or after is None:
+        return None
+    relative = after / before - 1 if before else (0.0 if after == before else None)
+    if first.interval is None or other.interval is None:
+        return Change(relative, None)
+    return Change(relative, first.interval[1] < other.interval[0] or other.interval[1] < first.interval[0])
+
+
+def keys(runs: Sequence[Compared]) -> list[str]:
+    """Of all runs' figures, each once, in their order."""
+    return list(dict.fromkeys(figure.key for run in runs for figure in run.evaluation.figures))
+
+
+def differences(runs: Sequence[Compared]) -> list[tuple[str, list[str]]]:
+    """Parameters and machine facts that are not the same in all runs, and each run's."""
+    told = [dict(_flat(_facts(run.about))) for run in runs]
+    names = dict.fromkeys(name for one in told for name in one)
+    rows = [(name, [one.get(name, "-") for one in told]) for name in names]
+    return [(name, values) for name, values in rows if len(set(values)) > 1]
+
+
+def _facts(about: Mapping[str, Any]) -> dict[str, Any]:
+    labs = about["labs"]
+    machine = {key: about["machine"][key] for key in ("cpu", "cpus", "kernel")}
+    drivers = ", ".join(sorted({lab["driver"] for lab in labs}))
+    return {**about["parameters"], "seeds": about["seeds"], "WAN driver": drivers, **machine}
+
+
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        for key, one in value.items():
+            yield from _flat(one, f"{name}.{key}" if name else str(key))
+    else:
+        yield name, str(value)
+
+
+def overlaid(runs: Sequence[Compared]) -> list[Chart]:
+    """Every chart that is in all runs, once, with each run's series in it."""
+    by_title = [{chart.title: chart for chart in run.evaluation.charts} for run in runs]
+    made = []
+    for title, first in by_title[0].items():
+        if not all(title in charts for charts in by_title):
+            continue
+        series = [
+            replace(one, name=f"{run.name}: {one.name}")
+            for run, charts in zip(runs, by_title, strict=True)
+            for one in charts[title].series
+        ]
+        made.append(replace(first, series=series))
+    return made
