@@ -1,4 +1,4 @@
-"""`pddbed verify`: measure every WAN link of a running lab against its file."""
+"""`pddbed verify`: measure every WAN link of a running lab against its file, and what the fabrics give."""
 
 import sys
 from typing import Any
@@ -17,7 +17,8 @@ PATIENCE_S = 900.0
 @json_option
 @sentences
 def verify(lab: str | None, quick: bool, as_json: bool) -> None:
-    """Measure delay, jitter, rate, loss and queue of every link, both ways. Status 1 outside tolerance."""
+    """Measure delay, jitter, rate, loss and queue of every link, both ways, and what each fabric gives. Status 1
+    outside tolerance."""
     from testbed.lab.control import ask_lab
     from testbed.lab.record import find_record
 
@@ -43,19 +44,23 @@ def _print(result: dict[str, Any]) -> None:
     table = Table(box=None, pad_edge=False)
     for title in ("LINK", "DIRECTION", "FIGURE", "ASKED", "MEASURED", "VERDICT", "NOTE"):
         table.add_column(title, overflow="fold")
-    for link in result["links"]:
-        for direction, figures in link["directions"].items():
-            for figure in figures:
-                verdict = "[green]ok[/]" if figure["ok"] else "[red]FAILED[/]"
-                table.add_row(
-                    link["name"],
-                    direction,
-                    figure["figure"],
-                    shown(figure["asked"], figure["unit"]),
-                    shown(figure["measured"], figure["unit"]),
-                    verdict if figure["judged"] else "[dim]reported[/]",
-                    figure["note"],
-                )
+    measured = [(link["name"], way, figures) for link in result["links"] for way, figures in link["directions"].items()]
+    measured += [
+        (f"fabric of {fabric['datacenter']}", " to ".join(fabric["between"]), fabric["figures"])
+        for fabric in result["fabrics"]
+    ]
+    for name, way, figures in measured:
+        for figure in figures:
+            verdict = "[green]ok[/]" if figure["ok"] else "[red]FAILED[/]"
+            table.add_row(
+                name,
+                way,
+                figure["figure"],
+                shown(figure["asked"], figure["unit"]),
+                shown(figure["measured"], figure["unit"]),
+                verdict if figure["judged"] else "[dim]reported[/]",
+                figure["note"],
+            )
     console = Console(highlight=False)
     console.print(table)
     for reason in result["reasons"]:

@@ -176,7 +176,7 @@ def _gpu() -> Finding:
     found = len(list(GPUS.iterdir())) if GPUS.is_dir() else 0
     if not found:
         return ok("GPU", "none: workers compute on the CPU")
-    return ok("GPU", f"{found} NVIDIA; device: cuda is not available in this version")
+    return ok("GPU", f"{found} NVIDIA, for hosts with device: cuda, if PyTorch here is built for it")
 
 
 def _vm() -> Finding:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from testbed.impairment import Impairment
 from testbed.links.base import DIRECTIONS, Direction
-from testbed.topology.describe import direction_parts
+from testbed.topology.describe import direction_parts, fabric_parts
 from testbed.topology.plan import HostPlan, LabPlan, WanPlan
 from testbed.units import short_duration
 from testbed.verify.words import phrase
@@ -96,7 +96,7 @@ def scene(plan: LabPlan, status: Mapping[str, Any] | None = None) -> Scene:
             DatacenterText(
                 name=datacenter.name,
                 subnet=str(datacenter.subnet),
-                fabric=f"{datacenter.switch}, MTU {datacenter.fabric_mtu}",
+                fabric=", ".join([datacenter.switch, *fabric_parts(datacenter)]),
                 router=str(datacenter.router_address.ip),
                 hosts=tuple(host_text(host, api) for host in datacenter.hosts),
             )

@@ -42,7 +42,7 @@ def host_environment(plan: LabPlan, host: HostPlan, secret: str, records: str) -
         "PDDBED_PORT": str(host.port),
         "PDDBED_PEERS": json.dumps(peers(plan)),
         "PDDBED_WAN": json.dumps(wan),
-        "PDDBED_MODEL": json.dumps(plan.model),
+        "PDDBED_MODEL": json.dumps({**plan.model, "device": host.device}),
         "PDDBED_SERVING": json.dumps(plan.serving),
         "PDDBED_SECRET": secret,
         "PDDBED_RECORDS": records,

@@ -17,7 +17,7 @@ from mininet.node import Node
 from pyroute2.netlink.exceptions import NetlinkError
 
 from testbed.congestion import gate
-from testbed.lab import openvswitch, tuning
+from testbed.lab import fabric, openvswitch, tuning
 from testbed.lab.nodes import Bridge, LabNode, VethLink
 from testbed.links import make_link
 from testbed.links.base import WanEnd, WanLink
@@ -91,8 +91,9 @@ def build(plan: LabPlan, driver: str, run_dir: Path) -> Network:
     net.start()
     for number, wan in enumerate(plan.wans):
         _add_wan(network, number, wan, driver, run_dir, plan.seed + number)
-    for datacenter in plan.datacenters:
+    for number, datacenter in enumerate(plan.datacenters):
         _configure_datacenter(network, datacenter, plan)
+        fabric.limit(datacenter, _fabric_ends(network, number, datacenter))
     return network
 
 
@@ -109,6 +110,15 @@ def _add_datacenter(network: Network, number: int, datacenter: DatacenterPlan, d
     for index, (host, node) in enumerate(zip(datacenter.hosts, nodes, strict=True)):
         network.hosts[host.name] = node
         network.net.addLink(node, switch, intfName1=HOST_IFNAME, intfName2=f"br{number}-h{index}")
+
+
+def _fabric_ends(network: Network, number: int, datacenter: DatacenterPlan) -> list[tuple[Node, str, str]]:
+    """Whoever is at the switch, its interface, and the port that leads to it."""
+    ends = [(network.routers[datacenter.name], ROUTER_IFNAME, f"br{number}-r")]
+    ends += [
+        (network.hosts[host.name], HOST_IFNAME, f"br{number}-h{index}") for index, host in enumerate(datacenter.hosts)
+    ]
+    return ends
 
 
 def _add_wan(network: Network, number: int, wan: WanPlan, driver: str, run_dir: Path, seed: int) -> None:

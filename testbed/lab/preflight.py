@@ -47,6 +47,7 @@ def check(plan: LabPlan, wan_driver: str, with_workers: bool) -> Readiness:
         problems.append("building namespaces needs root here (user namespaces are not allowed); use sudo pddbed up ...")
         return readiness
     _check_switches(readiness)
+    _check_fabrics(readiness)
     _check_drivers(readiness)
     _check_congestion(readiness)
     _check_cpus(readiness)
@@ -58,6 +59,17 @@ def _check_switches(readiness: Readiness) -> None:
     problem = openvswitch_problem() if chosen else None
     if problem is not None:
         readiness.problems.append(f'datacenter "{chosen[0]}": switch ovs: {problem}; or write linux-bridge')
+
+
+def _check_fabrics(readiness: Readiness) -> None:
+    for datacenter in readiness.plan.datacenters:
+        missing = None if datacenter.fabric_rate_bps is None else kernel.qdisc_problem("tbf")
+        if missing is not None:
+            readiness.problems.append(f'datacenter "{datacenter.name}": fabric.rate: {missing}; leave it out')
+        missing = kernel.qdisc_problem("netem") if datacenter.fabric_delay_ns else None
+        if missing is not None:
+            words = f'datacenter "{datacenter.name}": fabric.delay: {missing}'
+            readiness.problems.append(f"{words}; leave it out, or use a kernel that has it (pddbed vm run)")
 
 
 def _check_drivers(readiness: Readiness) -> None:

@@ -121,7 +121,7 @@ class HostProcesses:
         variables = {
             **environment(),
             "PDDBED_FORKSERVER_FD": str(theirs.fileno()),
-            "PDDBED_MODEL": json.dumps(self._plan.model),
+            "PDDBED_MODEL": json.dumps({**self._plan.model, "device": self._device()}),
         }
         with self._record.log("forkserver").open("ab") as log:
             self._forkserver_process = subprocess.Popen(
@@ -135,6 +135,10 @@ class HostProcesses:
         theirs.close()
         self._forkserver = ours
         self._selector.register(ours, selectors.EVENT_READ, self._on_forkserver)
+
+    def _device(self) -> str:
+        """Of which the fork server says at once whether this machine has it; it loads to host memory all the same."""
+        return next((host.device for host in self._plan.hosts if host.device != "cpu"), "cpu")
 
     def _on_forkserver(self) -> None:
         assert self._forkserver is not None

@@ -47,7 +47,7 @@ class Verification:
         self._floor = self._run("floor", quick=True)["floors"]
 
     def run(self, quick: bool) -> dict[str, Any]:
-        """Measure every link as it is asked to be now: `links`, `ok`, `faithful`, `reasons`."""
+        """Measure every link as it is asked to be now: `links`, `fabrics`, `ok`, `faithful`, `reasons`."""
         result = self._run("verify", quick)
         reasons = self.unfaithful_reasons()
         result["ok"] = all(link["ok"] for link in result["links"])
@@ -80,7 +80,12 @@ class Verification:
     def _run(self, what: str, quick: bool) -> dict[str, Any]:
         for link in self._network.links.values():
             link.counters()  # a broken link says so, and how it broke
-        request = {"what": what, "quick": quick, "links": [self._target(wan.name, wan.mtu) for wan in self._plan.wans]}
+        request = {
+            "what": what,
+            "quick": quick,
+            "links": [self._target(wan.name, wan.mtu) for wan in self._plan.wans],
+            "fabrics": [] if quick else self._fabrics(),
+        }
         process = subprocess.run(
             program("testbed.verify"), input=json.dumps(request), capture_output=True, text=True, env=environment()
         )
@@ -89,6 +94,28 @@ class Verification:
             raise VerificationError(f"measuring the links failed: {said[0]}")
         result: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
         return result
+
+    def _fabrics(self) -> list[dict[str, Any]]:
+        """Between the first two hosts of each datacenter, or its router and its only host."""
+        found = []
+        for datacenter in self._plan.datacenters:
+            ends = [(host.name, host.address) for host in datacenter.hosts]
+            ends.append((f"router.{datacenter.name}", datacenter.router_address))
+            if len(ends) > 1:
+                found.append(
+                    {
+                        "datacenter": datacenter.name,
+                        "between": [name for name, _ in ends[:2]],
+                        "ends": [
+                            {"pid": self._network.pid_of(name), "address": str(address.ip)}
+                            for name, address in ends[:2]
+                        ],
+                        "mtu": datacenter.fabric_mtu,
+                        "rate_bps": datacenter.fabric_rate_bps,
+                        "delay_ns": datacenter.fabric_delay_ns,
+                    }
+                )
+        return found
 
     def _target(self, name: str, mtu: int) -> dict[str, Any]:
         ends = endpoints(self._plan, self._network, name)

@@ -36,9 +36,15 @@ def automatic_driver() -> tuple[Driver | None, str]:
 @functools.cache
 def netem_problem() -> str | None:
     """Whether a qdisc of each kind that the netem driver needs can be made, in a network namespace made for it."""
+    return qdisc_problem("netem") or qdisc_problem("tbf")
+
+
+@functools.cache
+def qdisc_problem(kind: Literal["netem", "tbf"]) -> str | None:
+    """Whether a qdisc of that kind can be made."""
     if os.geteuid() != 0:
-        return _without_root()
-    return _in_new_network_namespace(_try_qdiscs)
+        return _without_root(kind)
+    return _in_new_network_namespace(lambda: _try_qdisc(kind))
 
 
 @functools.cache
@@ -63,18 +69,20 @@ def user_namespaces_work() -> bool:
         return False
 
 
-def _try_qdiscs() -> str | None:
+_OPTIONS = {
+    "netem": {"delay": 1000, "limit": 10},
+    "tbf": {"rate": 125_000, "burst": 3000, "limit": 10_000},
+}
+
+
+def _try_qdisc(kind: str) -> str | None:
     with IPRoute() as netlink:
-        for kind, handle, options in (
-            ("netem", "1:", {"delay": 1000, "limit": 10}),
-            ("tbf", "2:", {"rate": 125_000, "burst": 3000, "limit": 10_000}),
-        ):
-            try:
-                netlink.tc("replace", kind, LOOPBACK_INDEX, handle, **options)
-            except NetlinkError as error:
-                if error.code == errno.ENOENT:
-                    return f"this kernel has no sch_{kind}"
-                return f"a {kind} qdisc cannot be made here ({os.strerror(error.code)})"
+        try:
+            netlink.tc("replace", kind, LOOPBACK_INDEX, "1:", **_OPTIONS[kind])
+        except NetlinkError as error:
+            if error.code == errno.ENOENT:
+                return f"this kernel has no sch_{kind}"
+            return f"a {kind} qdisc cannot be made here ({os.strerror(error.code)})"
     return None
 
 
@@ -92,12 +100,12 @@ def _in_new_network_namespace(probe: Callable[[], str | None]) -> str | None:
         return pool.submit(enter_and_probe).result()
 
 
-def _without_root() -> str | None:
+def _without_root(kind: str) -> str | None:
     """The same probe as root of a user namespace, which only a new process can enter."""
     if not user_namespaces_work():
         return "namespaces need root here"
-    program = "from testbed.links import kernel; print(kernel._try_qdiscs() or '')"
-    command = ["unshare", "--user", "--map-root-user", "--net", sys.executable, "-c", program]
+    program = "import sys; from testbed.links import kernel; print(kernel._try_qdisc(sys.argv[1]) or '')"
+    command = ["unshare", "--user", "--map-root-user", "--net", sys.executable, "-c", program, kind]
     result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if result.returncode != 0:
         return "the kernel's qdiscs cannot be tried out in a user namespace"

@@ -9,7 +9,7 @@ from typing import Any
 
 from testbed.congestion.describe import describe_timeline
 from testbed.impairment import BernoulliLoss, Impairment
-from testbed.topology.plan import HostPlan, LabPlan, RoutePlan, ScalePlan, WanPlan
+from testbed.topology.plan import DatacenterPlan, HostPlan, LabPlan, RoutePlan, ScalePlan, WanPlan
 from testbed.units import format_percent, short_duration, short_percent, short_rate, short_size
 
 
@@ -18,8 +18,8 @@ def describe(plan: LabPlan) -> list[str]:
     lines = [f'lab "{plan.name}"']
     width = max((len(host.name) for host in plan.hosts), default=0)
     for datacenter in plan.datacenters:
-        router = f"router {datacenter.router_address.ip}, fabric MTU {datacenter.fabric_mtu}"
-        lines.append(f"  {datacenter.name}: {datacenter.subnet}, {router}")
+        router, parts = datacenter.router_address.ip, fabric_parts(datacenter)
+        lines.append(f"  {datacenter.name}: {datacenter.subnet}, router {router}, fabric {', '.join(parts)}")
         for host in datacenter.hosts:
             lines.append(f"    {host.name:<{width}}  {host.address.ip!s:<15}  {_host(host)}".rstrip())
     for wan in plan.wans:
@@ -33,6 +33,16 @@ def describe(plan: LabPlan) -> list[str]:
     if any(host.role == "gateway" for host in plan.hosts):
         lines.append(f"  OpenAI API on http://{plan.api_address}:{plan.api_port}/v1, model {plan.model['name']}")
     return lines
+
+
+def fabric_parts(datacenter: DatacenterPlan) -> list[str]:
+    """In human units: `MTU 9000`, and rate and delay where the fabric is limited."""
+    parts = [f"MTU {datacenter.fabric_mtu}"]
+    if datacenter.fabric_rate_bps is not None:
+        parts.append(short_rate(datacenter.fabric_rate_bps, 4))
+    if datacenter.fabric_delay_ns:
+        parts.append(short_duration(datacenter.fabric_delay_ns, 4))
+    return parts
 
 
 def _scale(plan: LabPlan, scale: ScalePlan) -> Iterator[str]:

@@ -1,8 +1,8 @@
 """A topology file as its lab needs it: with `scale:` every value is the deployment's, and here becomes the lab's. Pure.
 
-Owns which values scale, and how (`testbed.scale` has the arithmetic): rates with bytes and time, delays and times with
-time, buffers with bytes; cache blocks, and what else counts prompt tokens. Values keep their places in the file, so
-that the checks that follow speak of the right lines.
+Owns which values scale, and how (`testbed.scale` has the arithmetic): rates, also fabrics', with bytes and time, delays
+and times with time, buffers with bytes; cache blocks, and what else counts prompt tokens. Values keep their places in
+the file, so that the checks that follow speak of the right lines.
 """
 
 from collections.abc import Iterator
@@ -58,6 +58,10 @@ def scaled(file: TopologyFile) -> tuple[TopologyFile, list[Finding]]:
         changes["congestion"] = tuple(
             scaler.section(entry, ("congestion", index)) for index, entry in enumerate(file.congestion)
         )
+    if readable(file.datacenters):
+        changes["datacenters"] = {
+            name: scaler.fabric_of(section, ("datacenters", name)) for name, section in file.datacenters.items()
+        }
     changes["serving"] = _serving(file.serving, section, scaler, findings)
     lab = _changed(file, changes)
     findings += _packets(file, lab)
@@ -80,6 +84,12 @@ class _Scaler:
             if value is not None and readable(value):
                 changes[name] = self._value(value, _kind(hint), (*path, name))
         return _changed(section, changes)
+
+    def fabric_of(self, datacenter: Any, path: Path) -> Any:
+        """The datacenter with its fabric scaled; nothing else of it has a unit."""
+        if not readable(datacenter.fabric):
+            return datacenter
+        return _changed(datacenter, {"fabric": self.section(datacenter.fabric, (*path, "fabric"))})
 
     def _value(self, value: Any, kind: Quantity | None, path: Path) -> Any:
         if isinstance(value, Section):

@@ -14,6 +14,7 @@ from testbed.topology.fields import (
     Algorithm,
     Delay,
     Duration,
+    FabricDelay,
     Factor,
     Flag,
     HostName,
@@ -136,8 +137,10 @@ class Fabric(Section):
     """The network inside a datacenter, standing in for RDMA."""
 
     mtu: Mtu = Field(default=9000, description="Largest IP packet in bytes.")
-    rate: Rate | None = Field(default=None, description="A ceiling. Left out: as fast as this machine.")
-    delay: Duration | None = Field(default=None, description="One-way delay between two hosts.")
+    rate: Rate | None = Field(
+        default=None, description="What each host sends and receives at most. Left out: as fast as this machine."
+    )
+    delay: FabricDelay | None = Field(default=None, description="One-way delay between two hosts; needs netem.")
 
 
 class Datacenter(Section):

@@ -8,6 +8,7 @@ import json
 import sys
 from typing import Any
 
+from testbed.verify.fabric import Fabric, measure_fabric
 from testbed.verify.link import Target, floor_ns, verify_link
 
 
@@ -18,7 +19,13 @@ def main() -> None:
         _say(floors={target.name: floor_ns(target) for target in targets})
         return
     results = [verify_link(target, request["quick"], lambda text: _say(progress=text)) for target in targets]
-    _say(links=results)
+    fabrics = [_fabric(Fabric.from_dict(values)) for values in request["fabrics"]]
+    _say(links=results, fabrics=fabrics)
+
+
+def _fabric(fabric: Fabric) -> dict[str, Any]:
+    figures = [verdict.row() for verdict in measure_fabric(fabric)]
+    return {"datacenter": fabric.datacenter, "between": fabric.between, "figures": figures}
 
 
 def _say(**message: Any) -> None:

@@ -6,7 +6,8 @@ Owns the tolerances and the intervals. A figure that was not measured is not jud
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 DELAY_TOLERANCE_NS = 300_000
 DELAY_TOLERANCE_SHARE = 0.01
@@ -37,6 +38,10 @@ class Verdict:
     @property
     def judged(self) -> bool:
         return self.measured is not None and self.low is not None
+
+    def row(self) -> dict[str, Any]:
+        """As plain values."""
+        return {**asdict(self), "judged": self.judged, "ok": self.ok}
 
 
 def judge_delay(asked_ns: int, median_ns: float, floor_ns: float) -> Verdict:

@@ -56,7 +56,7 @@ def verify_link(target: Target, quick: bool, progress: Callable[[str], None]) ->
     for way in DIRECTIONS:
         progress(f"{target.name} {way}")
         verdicts = list(_verify_direction(target, way, quick))
-        result["directions"][way] = [_as_dict(verdict) for verdict in verdicts]
+        result["directions"][way] = [verdict.row() for verdict in verdicts]
         result["ok"] = result["ok"] and all(verdict.ok for verdict in verdicts)
     return result
 
@@ -115,17 +115,3 @@ def _delay_verdicts(ends: Ends, asked: Impairment, floor: float, quick: bool) ->
         jitter_ns = asked.jitter.std_ns if asked.jitter else None
         return [verdict, Verdict("jitter", "ns", jitter_ns, delays.std_ns, None, None, "standard deviation, reported")]
     return [Verdict(verdict.figure, "ns", verdict.asked, verdict.measured, verdict.low, verdict.high, spread)]
-
-
-def _as_dict(verdict: Verdict) -> dict[str, Any]:
-    return {
-        "figure": verdict.figure,
-        "unit": verdict.unit,
-        "asked": verdict.asked,
-        "measured": verdict.measured,
-        "low": verdict.low,
-        "high": verdict.high,
-        "judged": verdict.judged,
-        "ok": verdict.ok,
-        "note": verdict.note,
-    }

@@ -1,10 +1,12 @@
 """The same workers on CUDA, in a few minutes at most: `make gpu-test`, or `python -m tests.gpu.run`.
 
-Needs PyTorch with CUDA and pddbed's Python dependencies; neither root nor Mininet. Checks that the device computes what
-the CPU does, that batches and hand-overs change no answer, and times the copies between host and device with device
-events. Where there is no CUDA it says so in one sentence and ends with status 0; 1 means that a check failed.
+Needs PyTorch with CUDA and pddbed's Python dependencies; with root and Mininet a lab is raised as well. Checks that the
+device computes what the CPU does, that batches and hand-overs change no answer, and times the copies between host and
+device with device events. Where there is no CUDA it says so in one sentence and ends with status 0; 1 means that a
+check failed.
 """
 
+import importlib.util
 import json
 import random
 import sys
@@ -150,6 +152,37 @@ def check_relay(report: Report, serving: dict[str, Any], directory: Path) -> Non
     )
 
 
+def check_lab(report: Report, directory: Path) -> None:
+    """A lab whose main decode computes on the device and the others on the CPU, where this user may raise one."""
+    import os
+    import shutil
+    import subprocess
+
+    if os.geteuid() != 0 or shutil.which("mnexec") is None or importlib.util.find_spec("mininet") is None:
+        report.say("     no lab: that needs root and Mininet")
+        return
+    file, name = directory / "gpu.yaml", f"gpu-{os.getpid()}"
+    tiny = Path(__file__).parents[2] / "topologies" / "two-dc-tiny.yaml"
+    file.write_text(tiny.read_text().replace("{role: main-decode}", f"{{role: main-decode, device: {DEVICE}}}"))
+
+    def pddbed(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "testbed", *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+    up = pddbed("up", str(file), "--name", name, "--api", "auto")
+    try:
+        if up.returncode:
+            report.check("a lab with main decode on the device", False, up.stderr.strip())
+            return
+        text = "A lab whose main decode computes on an accelerator, asked something long enough to be handed over."
+        answer = pddbed("ask", "--lab", name, "--max-tokens", "200", "--json", text)
+        told = json.loads(answer.stdout) if answer.returncode == 0 else {}
+        by = set(told.get("tokens", ()))
+        report.check("a lab with main decode on the device", by == {"rld0", "md0"}, answer.stderr.strip() or str(by))
+    finally:
+        pddbed("down", name)
+
+
 def main() -> int:
     try:
         import torch
@@ -178,6 +211,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="pddbed-gpu-") as directory:
         for number, serving in enumerate(({"handoff": "one-shot"}, {"handoff": "kv", "kv_send": "chunked"})):
             check_relay(report, serving, Path(directory) / str(number))
+        check_lab(report, Path(directory))
     report.say(f"{report.failed} failed, {time.monotonic() - began:.0f} s")
     if "--json" in sys.argv:
         print(json.dumps({"failed": report.failed, "lines": report.lines}))

@@ -36,7 +36,8 @@ def pddbed(*arguments: str, timeout_s: float = 300) -> subprocess.CompletedProce
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     file = tmp_path_factory.mktemp("lab") / "netem.yaml"
     text = (ROOT / "topologies" / "two-dc-tiny.yaml").read_text()
-    file.write_text(text.replace("rate: 400mbit", "rate: 10mbit"))
+    fabric = "subnet: 10.1.0.0/24\n    fabric: {rate: 20mbit, delay: 3ms}"
+    file.write_text(text.replace("rate: 400mbit", "rate: 10mbit").replace("subnet: 10.1.0.0/24", fabric))
     result = pddbed("up", str(file), "--name", "netem", "--api", "auto", "--no-verify")
     assert result.returncode == 0, result.stderr
     status = pddbed("status", "--json")
@@ -56,8 +57,17 @@ def test_a_ping_between_the_datacenters_takes_the_files_delay(lab: dict[str, Any
     result = pddbed("exec", "gw0", "--", "ping", "-n", "-c", "20", "-i", "0.2", "md0")
     assert result.returncode == 0, result.stdout + result.stderr
     times = [float(word[5:]) for word in result.stdout.split() if word.startswith("time=")]
-    # Three hops of an emulated CPU each way, and timers that fire late there; never early.
-    assert 40 <= statistics.median(times) <= 45, times
+    # Three hops of an emulated CPU each way, and timers that fire late there; never early. 6 ms are the fabric's.
+    assert 46 <= statistics.median(times) <= 52, times
+
+
+def test_a_fabric_has_the_files_delay_and_rate(lab: dict[str, Any]) -> None:
+    result = pddbed("exec", "p0", "--", "ping", "-n", "-c", "20", "-i", "0.2", "rld0")
+    times = [float(word[5:]) for word in result.stdout.split() if word.startswith("time=")]
+    assert 6 <= statistics.median(times) <= 9, result.stdout + result.stderr
+    pddbed("exec", "rld0", "--", "sh", "-c", "iperf3 -s -1 -D --logfile /dev/null")
+    report = json.loads(pddbed("exec", "p0", "--", "iperf3", "-c", "rld0", "-t", "4", "-O", "1", "-J").stdout)
+    assert 15e6 < report["end"]["sum_received"]["bits_per_second"] < 20.5e6, report["end"]
 
 
 def test_a_request_is_relayed_and_answered_as_by_one_process_alone(lab: dict[str, Any]) -> None:

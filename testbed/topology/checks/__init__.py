@@ -14,7 +14,6 @@ from testbed.topology.checks.ports import check_ports
 from testbed.topology.checks.profiles import check_profiles
 from testbed.topology.checks.roles import check_roles
 from testbed.topology.checks.subnets import check_subnets
-from testbed.topology.checks.unsupported import check_unsupported
 from testbed.topology.checks.wan import check_wan
 from testbed.topology.schema import TopologyFile
 
@@ -25,6 +24,5 @@ def run_checks(file: TopologyFile, memory_bytes: int) -> Iterator[Finding]:
     """Every mistake between values; `memory_bytes` is what this machine has."""
     for check in (check_names, check_subnets, check_hosts, check_roles, check_ports, check_profiles, check_wan):
         yield from check(file)
-    yield from check_unsupported(file)
     yield from check_drivers(file)
     yield from check_memory(file, memory_bytes)

@@ -5,6 +5,7 @@ import socket
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.conftest import ROOT, run_pddbed
 
@@ -37,6 +38,14 @@ def test_an_unknown_model_lists_the_known_ones(tmp_path: Path) -> None:
     error = fails("up", with_model(tmp_path, "gpt-7"), "--name", "model", "--api", "auto")
     assert "gpt-7" in error
     assert "tiny" in error
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
+def test_a_device_that_is_not_there_is_told_before_any_worker_starts(tmp_path: Path) -> None:
+    file = tmp_path / "lab.yaml"
+    file.write_text(TINY.read_text().replace("{role: main-decode}", "{role: main-decode, device: cuda}"))
+    error = fails("up", str(file), "--name", "device", "--api", "auto")
+    assert 'this machine has no device "cuda"; use cpu' in error
 
 
 def test_a_model_that_was_not_fetched_says_how_to_get_it(tmp_path: Path) -> None:

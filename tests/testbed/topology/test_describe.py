@@ -16,7 +16,7 @@ datacenters:
       rld0: {role: relay-decode}
       x0: {command: iperf3 -s, publish: [5201:5201]}
       plain:
-  b: {subnet: 10.2.0.0/24}
+  b: {subnet: 10.2.0.0/24, fabric: {rate: 25gbit, delay: 5us}}
   c: {subnet: 10.3.0.0/24, hosts: {md0: {role: main-decode}}}
 wan:
   - {name: w0, between: [a, b], rate: 400mbit, delay: 20ms}
@@ -36,7 +36,7 @@ def test_a_plan_is_described_with_addresses_directions_and_long_routes() -> None
         "    rld0   10.1.0.4         relay-decode",
         "    x0     10.1.0.5         runs iperf3 -s, port 5201 on 127.0.0.1:5201",
         "    plain  10.1.0.6         plain host",
-        "  b: 10.2.0.0/24, router 10.2.0.1, fabric MTU 9000",
+        "  b: 10.2.0.0/24, router 10.2.0.1, fabric MTU 9000, 25gbit, 5us",
         "  c: 10.3.0.0/24, router 10.3.0.1, fabric MTU 9000",
         "    md0    10.3.0.2         main-decode",
         "  w0: a <-> b: 400mbit, 20ms, queue 2MB (40ms) each way; RTT 40ms, MTU 1500, cubic",

@@ -20,7 +20,7 @@ DESIGN_EXAMPLE: dict[str, Any] = {
     "datacenters": {
         "main": {
             "subnet": "10.1.0.0/24",
-            "fabric": {"mtu": 9000},
+            "fabric": {"mtu": 9000, "rate": "25gbit", "delay": "5us"},
             "switch": "linux-bridge",
             "hosts": {
                 "gw0": {"role": "gateway"},

@@ -15,7 +15,10 @@ from testbed.topology.plan import LabPlan
 MS = 1_000_000
 DEPLOYMENT = """
 datacenters:
-  main: {subnet: 10.1.0.0/24, hosts: {gw0: {role: gateway}, p0: {role: prefill, profile: gpu}, p1: {role: prefill}}}
+  main:
+    subnet: 10.1.0.0/24
+    fabric: {rate: 200gbit, delay: 10us}
+    hosts: {gw0: {role: gateway}, p0: {role: prefill, profile: gpu}, p1: {role: prefill}}
   remote: {subnet: 10.2.0.0/24, hosts: {md0: {role: main-decode, profile: chip}}}
 wan:
   - between: [main, remote]
@@ -58,6 +61,7 @@ def test_rates_shrink_by_the_ratio_of_bytes_and_grow_with_time() -> None:
     assert plan.scale.byte_ratio == 4400 * 256 / 2048 == 550
     (wan,) = plan.wans
     assert wan.forward.rate_bps == round(10e9 / 550 * 2)
+    assert [one.fabric_rate_bps for one in plan.datacenters] == [round(200e9 / 550 * 2), None]
     assert wan.backward.rate_bps == round(5e9 / 550 * 2)
     assert plan.serving["kv_pool"]["rate"] == round(320e6 / 550 * 2)
     assert plan.routes[0].rate_bps == wan.forward.rate_bps
