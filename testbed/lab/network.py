@@ -4,6 +4,7 @@ Runs inside the sandbox, where Mininet's root namespace is the lab's own. Owns d
 kernel settings; knows nothing of workers.
 """
 
+import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -51,6 +52,11 @@ class Network:
             for node in self.endpoints[name]:
                 longest = gso_cap_bytes(netem_rates[name], self.links[name].plan.mtu)
                 tuning.cap_super_packets(node.pid, HOST_IFNAME, longest)
+
+    def pids(self) -> dict[str, int]:
+        """A process in the namespaces of every host and router, and one beside the switches."""
+        routers = {f"router.{datacenter}": node.pid for datacenter, node in self.routers.items()}
+        return {**{name: node.pid for name, node in self.hosts.items()}, **routers, "switch": os.getpid()}
 
     def pid_of(self, name: str) -> int:
         """A process in the namespaces of a host, a datacenter's router (`router.DC`) or a WAN link's node.

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 
 from testbed.interpreter import environment, program
+from testbed.lab.drops import DropWatch, receive_buffer_errors
 from testbed.lab.endpoints import endpoints
 from testbed.lab.network import Network
 from testbed.lab.pace import pace_reasons, read_pace
@@ -41,6 +42,8 @@ class Verification:
         self._floor: dict[str, dict[str, float]] = {}
         self.last: dict[str, Any] | None = None
         self._cpu_before = psutil.cpu_times()
+        self._drops = DropWatch(network.pids())
+        self._lost_probes = 0
 
     def measure_floor(self) -> None:
         """Measure the bare path: call while no link has an impairment, and before there is traffic."""
@@ -67,6 +70,9 @@ class Verification:
             lateness = getattr(link, "lateness", None)
             if lateness is not None:
                 reasons += _relay_reasons(name, lateness(), link.health())  # type: ignore[attr-defined]
+        reasons += self._drops.reasons()
+        if self._lost_probes:
+            reasons.append(f"{self._lost_probes} probes found no room in their receiver's buffer")
         return reasons + self._cpu_reasons() + pace_reasons(read_pace(self._records))
 
     def _cpu_reasons(self) -> list[str]:
@@ -86,9 +92,12 @@ class Verification:
             "links": [self._target(wan.name, wan.mtu) for wan in self._plan.wans],
             "fabrics": [] if quick else self._fabrics(),
         }
+        ends = [end.pid for wan in self._plan.wans for end in endpoints(self._plan, self._network, wan.name)]
+        without_room = sum(map(receive_buffer_errors, ends))
         process = subprocess.run(
             program("testbed.verify"), input=json.dumps(request), capture_output=True, text=True, env=environment()
         )
+        self._lost_probes += sum(map(receive_buffer_errors, ends)) - without_room
         if process.returncode != 0:
             said = process.stderr.strip().splitlines()[-1:] or [f"status {process.returncode}"]
             raise VerificationError(f"measuring the links failed: {said[0]}")
