@@ -1,8 +1,7 @@
 """What a topology file may contain: one pydantic model per section, one field per key.
 
 Owns names, types, defaults and descriptions (editors complete from them: `pddbed schema`). Validation sees
-one value at a time; what must hold between values is in `checks`, what is not built yet in `checks.unsupported`,
-and the meaning of what is left out in `resolve`.
+one value at a time; what must hold between values is in `checks`, and the meaning of what is left out in `resolve`.
 """
 
 from typing import Annotated, Any, Literal, Self

@@ -2,6 +2,7 @@
 
 import subprocess
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -30,10 +31,11 @@ def test_the_probe_agrees_with_tc_and_leaves_nothing() -> None:
 
 
 @pytest.mark.root
-def test_the_unprivileged_probe_agrees_with_the_privileged_one() -> None:
+@pytest.mark.parametrize("kind", ["netem", "tbf"])
+def test_the_unprivileged_probe_agrees_with_the_privileged_one(kind: Literal["netem", "tbf"]) -> None:
     if not kernel.user_namespaces_work():
         pytest.skip("user namespaces are not allowed here")
-    assert kernel._without_root() == kernel.netem_problem()
+    assert kernel._without_root(kind) == kernel.qdisc_problem(kind)
 
 
 def test_the_automatic_driver_is_one_that_works() -> None:
