@@ -27,9 +27,14 @@ BELOW_NETEM = 0x20000  # 2:, the tbf of a switch port that has a delay
 
 
 def limiter(rate_bps: int, mtu: int) -> qdisc.Tbf:
-    """The ceiling of one port: bursts of a millisecond, and a queue of two or of 256 KiB, whichever is more."""
+    """The ceiling of one port: bursts of a millisecond, and a queue of two or of 256 KiB, whichever is more.
+
+    Raises ValueError for a rate at which the kernel cannot count the time of a packet.
+    """
     rate = -(-rate_bps // 8)
     burst = gso_cap_bytes(rate_bps, mtu) + qdisc.ETHERNET_HEADER_BYTES + rate * TIMER_LATENESS_NS // NS_PER_S
+    if burst * NS_PER_S // rate // qdisc.TICK_NS > qdisc.U32_MAX:
+        raise ValueError(f"packets of {mtu} bytes take too long at {rate_bps} bit/s; raise its rate or lower its mtu")
     return qdisc.Tbf(rate, burst, max(LEAST_QUEUE_BYTES, rate * QUEUE_NS // NS_PER_S), mtu)
 
 
@@ -45,14 +50,16 @@ def limit(datacenter: DatacenterPlan, ends: list[tuple[Node, str, str]]) -> None
     Raises LinkError.
     """
     rate_bps, delay_ns, mtu = datacenter.fabric_rate_bps, datacenter.fabric_delay_ns, datacenter.fabric_mtu
-    tbf = None if rate_bps is None else limiter(rate_bps, mtu)
     try:
+        tbf = None if rate_bps is None else limiter(rate_bps, mtu)
         for node, ifname, _ in ends if tbf is not None else ():
             with open_netlink(node.pid) as netlink:
                 qdisc.install(netlink, index_of(netlink, ifname), tbf, mtu, False)
         with open_netlink(os.getpid()) as switch:  # its ports are in the lab's own root namespace
             for _, _, port in ends:
                 _limit_port(switch, index_of(switch, port), tbf, rate_bps, delay_ns, mtu)
+    except ValueError as error:
+        raise LinkError(f'datacenter "{datacenter.name}": fabric: {error}') from None
     except NetlinkError as error:
         reason = "it lacks sch_tbf or sch_netem" if error.code == errno.ENOENT else error.args[-1]
         raise LinkError(f'datacenter "{datacenter.name}": the kernel cannot limit the fabric: {reason}') from error

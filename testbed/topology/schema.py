@@ -14,6 +14,7 @@ from testbed.topology.fields import (
     Delay,
     Duration,
     FabricDelay,
+    FabricRate,
     Factor,
     Flag,
     HostName,
@@ -136,7 +137,7 @@ class Fabric(Section):
     """The network inside a datacenter, standing in for RDMA."""
 
     mtu: Mtu = Field(default=9000, description="Largest IP packet in bytes.")
-    rate: Rate | None = Field(
+    rate: FabricRate | None = Field(
         default=None, description="What each host sends and receives at most. Left out: as fast as this machine."
     )
     delay: FabricDelay | None = Field(default=None, description="One-way delay between two hosts; needs netem.")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from testbed.lab.fabric import limiter
 from testbed.links import kernel
 from tests.conftest import Lab, run_pddbed
 
@@ -88,3 +89,17 @@ def test_a_fabric_delay_is_refused_where_the_kernel_has_no_netem(tmp_path: Path)
     assert (
         'datacenter "main": fabric.delay: this kernel has no sch_netem; leave it out, or use a kernel' in result.stderr
     )
+
+
+@pytest.mark.parametrize("mtu", [576, 1500, 9000, 65_535])
+@pytest.mark.parametrize("rate_bps", [1_000, 1_000_000, 100_000_000_000, 10**13])
+def test_every_rate_that_a_file_may_ask_for_fits_the_kernels_numbers_or_is_refused(rate_bps: int, mtu: int) -> None:
+    try:
+        tbf = limiter(rate_bps, mtu)
+    except ValueError as error:
+        assert (rate_bps, mtu) == (1_000, 65_535)
+        assert "raise its rate or lower its mtu" in str(error)
+        return
+    assert tbf.rate_bytes_per_s * 8 >= rate_bps
+    assert tbf.burst_bytes > mtu
+    assert max(tbf.burst_bytes, tbf.limit_bytes, tbf.burst_bytes * 10**9 // tbf.rate_bytes_per_s // 64) < 2**32
