@@ -51,9 +51,18 @@ def list_command(as_json: bool) -> None:
     metavar="DIR",
     help="Where results go; a run that was interrupted there goes on. [default: runs/NAME-TIME]",
 )
+@click.option(
+    "--from",
+    "source",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Take over what a run of the same parameters has done: split's and consistency's parts from ttft's.",
+)
 @click.option("--wan-driver", type=click.Choice(["auto", "netem", "userspace"]), default="auto", show_default=True)
 @json_option
-def run(name: str, quick: bool, seeds: int | None, out: Path | None, wan_driver: str, as_json: bool) -> None:
+def run(
+    name: str, quick: bool, seeds: int | None, out: Path | None, source: Path | None, wan_driver: str, as_json: bool
+) -> None:
     """Run an experiment in a lab of its own, and report. Status 1: a figure was missed, or the run is unfaithful."""
     from experiments.framework.errors import ExperimentError
     from experiments.framework.experiment import Options
@@ -64,7 +73,7 @@ def run(name: str, quick: bool, seeds: int | None, out: Path | None, wan_driver:
     options = Options(quick, seeds or (1 if quick else 3))
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # keep what is done, and say how to go on
     try:
-        evaluation = run_experiment(find(name), options, out, wan_driver, quiet=as_json)
+        evaluation = run_experiment(find(name), options, out, wan_driver, source=source, quiet=as_json)
     except ExperimentError as error:
         raise CommandError(str(error)) from None
     except KeyboardInterrupt:

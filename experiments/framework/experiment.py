@@ -97,6 +97,10 @@ class Experiment(Reported):
     def parameters(self, options: Options) -> dict[str, Any]:
         """Everything that decides the result, the fit included; a run is resumed only with the same ones."""
 
+    def shares(self, name: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
+        """Whether parts of a run of experiment `name` are what this one would do, by both runs' parameters."""
+        return name == self.name and theirs == ours
+
     @abstractmethod
     def parts(self, options: Options) -> list[Part]: ...
 

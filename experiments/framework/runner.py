@@ -15,19 +15,33 @@ from experiments.framework.experiment import Computation, Evaluation, Experiment
 from experiments.framework.lab import ExperimentLab
 from experiments.framework.progress import RunProgress
 from experiments.framework.registry import find_reported
+from experiments.framework.reuse import take_over
 from experiments.report.charts import Chart, svg
 
 VERIFY_AGAIN = 2  # times; the verification after the run covers the lab's whole life and is not repeated
 
 
-def run(experiment: Experiment, options: Options, path: Path, driver: str, *, quiet: bool = False) -> Evaluation:
-    """Run what is not done yet, and report. Raises ExperimentError; what is done by then is kept."""
+def run(
+    experiment: Experiment,
+    options: Options,
+    path: Path,
+    driver: str,
+    *,
+    source: Path | None = None,
+    quiet: bool = False,
+) -> Evaluation:
+    """Run what is not done yet, here or in the run at `source`, and report.
+
+    Raises ExperimentError; what is done by then is kept.
+    """
     directory = RunDirectory(path)
     parts = experiment.parts(options)
     about = _begin(experiment, options, directory)
+    if source is not None:
+        take_over(experiment, about, directory, parts, source)
     left = [part for part in parts if not directory.is_done(part.name)]
     with RunProgress(left, quiet) as progress:
-        if left:
+        if left or about["finished"] is None:
             if isinstance(experiment, Computation):
                 _compute_parts(experiment, directory, left, progress)
                 left = []

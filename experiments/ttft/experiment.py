@@ -1,6 +1,7 @@
 """`pddbed experiment run ttft|split|consistency`: one trace, policy by policy, in paced labs of topologies/paper.yaml.
 
-`ttft` runs every variant; the other two only what they need. Each report has all that its variants tell.
+`ttft` runs every variant; the other two only what they need, or take it over from a run of `ttft` (`--from`). Each
+report has all that its variants tell.
 """
 
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from experiments.ttft.session import open_session
 from experiments.ttft.shape import BESIDE, FULL, JUDGED, QUICK, Shape, lab_topology, parts
 
 _QUICK = "-quick"
+FAMILY = ("ttft", "split", "consistency")
 
 
 class Ttft(Experiment):
@@ -57,6 +59,10 @@ class Ttft(Experiment):
             "seeds": options.seeds,
             "quick": options.quick,
         }
+
+    def shares(self, name: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
+        """`ttft`, `split` and `consistency` differ in their variants only."""
+        return name in FAMILY and {**theirs, "variants": ()} == {**ours, "variants": ()}
 
     def _names(self, options: Options) -> tuple[str, ...]:
         return self.quick_variants if options.quick else self.variants
