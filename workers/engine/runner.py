@@ -68,7 +68,8 @@ class EngineRunner:
 
     With a `cache` new sequences begin with what it has, and whatever was computed stays in it. With `speculation`
     decoding guesses ahead (see `speculation.py`), in what a step has left of `max_batch_tokens`. With a `profile` steps
-    take its time (see `pacing.py`), and what they compute is the same.
+    take its time (see `pacing.py`), and what they compute is the same; `prompt_step`: at most so many tokens of a
+    prompt in such a step, so that blocks are done, and may leave, as early as on the hardware.
     """
 
     def __init__(
@@ -80,12 +81,14 @@ class EngineRunner:
         cache: BlockCache | None = None,
         speculation: Speculation | None = None,
         profile: Profile | None = None,
+        prompt_step: int | None = None,
     ) -> None:
         self.pool = pool
         self.cache = cache
         self.max_batch_tokens = max_batch_tokens
         self._speculation = speculation
         self._pacer = Pacer(profile) if profile is not None else None
+        self._prompt_step = min(max_batch_tokens, prompt_step or max_batch_tokens)
         self._hurry = threading.Event()
         """Nobody waits for a step's time to pass any more."""
         self._urgency = Urgency()
@@ -298,9 +301,8 @@ class EngineRunner:
     def _scheduled(self, sequences: list[Sequence]) -> list[Chunk]:
         if self._pacer is None:
             return schedule(sequences, self.max_batch_tokens)
-        return schedule_paced(
-            sequences, self.max_batch_tokens, self._pacer.profile.prompt_step_tokens(self.max_batch_tokens)
-        )
+        at_most = self._pacer.profile.prompt_step_tokens(self._prompt_step)
+        return schedule_paced(sequences, self.max_batch_tokens, at_most)
 
     async def _wait_for_room(self, waiting: list[tuple[Sequence, OutOfBlocks]]) -> None:
         """Nothing can be computed until blocks come back; whoever holds them is idle and gets a moment for that."""

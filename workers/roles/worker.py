@@ -80,8 +80,14 @@ class Worker(Answers):
         )
         speculative = environment.serving.speculative if environment.role == "main-decode" else None
         speculation = Speculation(speculative.ngram, speculative.draft) if speculative else None
+        serving = environment.serving
         self.runner = EngineRunner(
-            loaded, self.pool, cache=self.cache, speculation=speculation, profile=environment.profile
+            loaded,
+            self.pool,
+            cache=self.cache,
+            speculation=speculation,
+            profile=environment.profile,
+            prompt_step=serving.kv_chunk if serving.kv_send == "chunked" else None,
         )
         self._pace_log: PaceLog | None = None
         if environment.profile is not None and environment.records is not None:

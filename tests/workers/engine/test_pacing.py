@@ -207,6 +207,25 @@ def test_a_paced_answer_takes_its_profiles_time_within_a_percent(tiny: LoadedMod
     assert counts.steps == 50 + 5  # 300 tokens of prefill in steps of up to 62: 250 ms
 
 
+@pytest.mark.parametrize(("prompt_step", "steps"), [(None, 2), (64, 5), (8, 38)])
+def test_blocks_of_a_prompt_are_done_step_by_step_of_the_asked_size(
+    tiny: LoadedModel, prompt_step: int | None, steps: int
+) -> None:
+    async def scenario() -> PaceCounts | None:
+        profile = Profile("chip", 1000, MS, 1000)
+        runner = EngineRunner(tiny, BlockPool(tiny.config, 40), threads=1, profile=profile, prompt_step=prompt_step)
+        runner.start()
+        made = runner.new_sequence("a", prompt(tiny, 300), 300, Sampling(max_tokens=1))
+        await runner.prefill(made)
+        counts = runner.pace
+        await runner.close()
+        return counts
+
+    counts = asyncio.run(scenario())
+    assert counts is not None
+    assert counts.steps == steps
+
+
 @pytest.mark.root
 def test_who_waits_for_a_due_step_goes_first_and_who_computes_does_not() -> None:
     def policies() -> tuple[int, int, int]:
