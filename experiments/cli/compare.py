@@ -102,7 +102,9 @@ def _show(runs: "Sequence[Compared]") -> None:
         table.add_row(*map(Text, row))
     console.print(table)
     if told := differences(runs):
-        asked = Table("ASKED DIFFERENTLY", *(Text(run.name) for run in runs), box=None, pad_edge=False)
+        asked = Table("ASKED DIFFERENTLY", box=None, pad_edge=False)
+        for run in runs:
+            asked.add_column(Text(run.name))
         for name, values in told:
             asked.add_row(*map(Text, (name, *values)))
         console.print(asked)

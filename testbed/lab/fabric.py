@@ -52,9 +52,12 @@ def limit(datacenter: DatacenterPlan, ends: list[tuple[Node, str, str]]) -> None
     rate_bps, delay_ns, mtu = datacenter.fabric_rate_bps, datacenter.fabric_delay_ns, datacenter.fabric_mtu
     try:
         tbf = None if rate_bps is None else limiter(rate_bps, mtu)
-        for node, ifname, _ in ends if tbf is not None else ():
-            with open_netlink(node.pid) as netlink:
-                qdisc.install(netlink, index_of(netlink, ifname), tbf, mtu, False)
+        for node, ifname, _ in ends:
+            if tbf is not None:
+                with open_netlink(node.pid) as netlink:
+                    qdisc.install(netlink, index_of(netlink, ifname), tbf, mtu, False)
+        if tbf is None and not delay_ns:
+            return
         with open_netlink(os.getpid()) as switch:  # its ports are in the lab's own root namespace
             for _, _, port in ends:
                 _limit_port(switch, index_of(switch, port), tbf, rate_bps, delay_ns, mtu)
