@@ -19,7 +19,7 @@ from experiments.ttft.shape import Shape
 from experiments.ttft.workload import Sent, workload
 
 LATEST_P99_MS = 20.0  # of sending a request, in the lab's time
-FILL_AT_ONCE = 12
+FILL_AT_ONCE = 4  # more, and workers of small steps are late before anything counts
 FILL_ANSWER_TOKENS = 96  # long enough to outlast its prompt's KV on the WAN, so that main decode has it in any variant
 SPANS_OF = 100  # requests of a part whose spans are kept: a timeline of all of them nobody could open
 
