@@ -13,13 +13,14 @@ from experiments.framework.figures import percentile
 from experiments.framework.lab import ExperimentLab
 from experiments.framework.pace_check import PaceSince
 from experiments.framework.records import LabRecords
+from experiments.sim.variants import VARIANTS
 from experiments.ttft.fit import Fit
 from experiments.ttft.load import Answered, Load
 from experiments.ttft.shape import Shape
 from experiments.ttft.workload import Sent, workload
 
 LATEST_P99_MS = 20.0  # of sending a request, in the lab's time
-FILL_AT_ONCE = 4  # more, and workers of small steps are late before anything counts
+FILL_AT_ONCE, FILL_CHUNKED_AT_ONCE = 12, 4  # with more, workers of small steps are late before anything counts
 FILL_ANSWER_TOKENS = 96  # long enough to outlast its prompt's KV on the WAN, so that main decode has it in any variant
 SPANS_OF = 100  # requests of a part whose spans are kept: a timeline of all of them nobody could open
 
@@ -39,7 +40,8 @@ class TtftSession:
         capture = directory / "wan0.pcapng"
         work = workload(self._fit, self._shape, part.seed, part.detail["requests"])
         begun = time.monotonic()
-        filled = self._load.fill(work.warm_up, FILL_AT_ONCE, FILL_ANSWER_TOKENS)
+        at_once = FILL_CHUNKED_AT_ONCE if VARIANTS[part.detail["row"]].chunked else FILL_AT_ONCE
+        filled = self._load.fill(work.warm_up, at_once, FILL_ANSWER_TOKENS)
         lost = [one.error for one in filled if one.name is None]
         lost += [record["error"] for record in self._records.take(_named(filled)).values() if not record["success"]]
         filled_s = time.monotonic() - begun
