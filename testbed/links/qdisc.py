@@ -135,19 +135,10 @@ def size_table(mtu: int) -> bytes:
     return struct.pack(f"{CELLS}H", *charges)
 
 
-def install(
-    netlink: Any,
-    index: int,
-    settings: Tbf | Netem,
-    mtu: int,
-    present: bool,
-    *,
-    parent: int = tc.TC_H_ROOT,
-    handle: int = ROOT_HANDLE,
-) -> None:
-    """Make `settings` the qdisc of an interface, or change the `present` one, whose packets stay."""
+def install(netlink: Any, index: int, settings: Tbf | Netem, mtu: int, present: bool) -> None:
+    """Make `settings` the root qdisc of an interface, or change the `present` one, whose packets stay."""
     flags = tc.CHANGE if present else tc.GRAFT
-    tc.send(netlink, flags, index, parent, handle, *_attributes(settings, mtu))
+    tc.send(netlink, flags, index, tc.TC_H_ROOT, ROOT_HANDLE, *_attributes(settings, mtu))
 
 
 def change_message(index: int, netem: Netem, mtu: int) -> tuple[bytearray, int]:

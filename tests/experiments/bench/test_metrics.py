@@ -208,5 +208,5 @@ def test_caches_that_knew_the_prompts_make_another_load_of_a_synthetic_one_and_a
 def test_what_a_cap_held_back_is_a_note_and_no_lateness() -> None:
     part = PartResult([noted(0, pdd_held_ms=2500.0)], facts())
     assert reasons_of(PARAMETERS, part) == []
-    assert "concurrency: 1, by up to 2.5 s" in notes(summary_of(PARAMETERS, part))[0]
+    assert "Held back by --concurrency or --in-turn: 1, by up to 2.5 s" in notes(summary_of(PARAMETERS, part))[0]
     assert notes(summary_of(PARAMETERS | {"request_rate": "inf"}, part)) == [], "a closed loop"
