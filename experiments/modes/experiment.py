@@ -20,7 +20,7 @@ TOPOLOGY = Path(__file__).resolve().parents[2] / "topologies" / "modes.yaml"
 MODES = ("catch-up", "one-shot", "auto")
 LOADS = (1, 4, 8)  # clients at once, each with its next prompt when it has its answer
 PROMPT_TOKENS = 256
-ANSWER_TOKENS, QUICK_ANSWER_TOKENS = 200, 96  # so long that answers outlive the KV's way, the WAN shared by eight
+ANSWER_TOKENS, QUICK_ANSWER_TOKENS = 120, 64  # so long that answers outlive the KV's way, the WAN shared by eight
 TOLERATED = 1.10  # auto over the better of the two
 LEAST_HANDED_OVER = 0.5  # of the answers: what ends on the relay tells nothing of a mode
 Results = Mapping[str, tuple[Part, PartResult]]
@@ -38,7 +38,7 @@ def _answer_tokens(options: Options) -> int:
 
 
 def _count(options: Options, load: int) -> int:
-    return max(3, load) if options.quick else 8 + 5 * load
+    return max(3, load) if options.quick else 6 + 3 * load
 
 
 class Modes(Experiment):
@@ -74,7 +74,7 @@ class Modes(Experiment):
                 for load in LOADS:
                     count = _count(options, load)
                     tokens = _answer_tokens(options)
-                    seconds = 2 + count / load * tokens * (0.008 + 0.001 * load)
+                    seconds = 2 + count / load * tokens * (0.016 + 0.002 * load)
                     detail = {"row": f"{mode}, {load} at once", "mode": mode, "load": load, "count": count}
                     made.append(Part(f"{mode}-load{load}-seed{seed}", seed, seconds, detail, variant=mode))
         return made
