@@ -108,6 +108,8 @@ def _show(runs: "Sequence[Compared]") -> None:
         for name, values in told:
             asked.add_row(*map(Text, (name, *values)))
         console.print(asked)
+    if len({str(run.about["topology"]) for run in runs}) > 1:
+        console.print("Their topology files differ; --out FILE shows how.")
     for run in runs:
         for reason in run.about["reasons"]:
             console.print(Text.assemble((f"{run.name} is unfaithful", "red"), f": {reason}"))

@@ -112,6 +112,7 @@ def test_two_runs_as_json_as_a_table_and_as_a_page(tmp_path: Path) -> None:
     assert told["figures"]["e2el_ms_one-shot_load4"]["apart"] == [False]
     page = tmp_path / "page.html"
     text = run_compare(near, far, "--out", page).stdout
+    assert "Their topology files differ" in text
     assert any("catch-up, mean" in line and "+197.0%" in line for line in text.splitlines())
     written = page.read_text()
     assert "near: catch-up" in written
