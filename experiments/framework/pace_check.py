@@ -8,9 +8,8 @@ from typing import Any
 
 from experiments.framework.experiment import Part, PartResult
 from experiments.framework.figures import Figure
-from testbed.lab.pace import read_pace
+from testbed.lab.pace import MOST_LATE, read_pace
 
-MOST_LATE = 0.01  # of all paced steps
 _COUNTS = ("steps", "late", "overran", "paced_ns", "lateness_ns")
 
 

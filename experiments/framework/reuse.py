@@ -22,12 +22,12 @@ def take_over(
     if not experiment.shares(theirs["experiment"], theirs["parameters"], about["parameters"]):
         kind = theirs["experiment"]
         raise ExperimentError(f"{source} holds a run of {kind} with other parameters; nothing of it fits here")
-    found = {
-        part.name: other.load(part.name)
-        for part in parts
-        if not directory.is_done(part.name) and other.is_done(part.name)
-    }
-    found = {part.name: found[part.name] for part in parts if part.name in found and _same(found[part.name][0], part)}
+    found = {}
+    for part in parts:
+        if not directory.is_done(part.name) and other.is_done(part.name):
+            done, result = other.load(part.name)
+            if _same(done, part):
+                found[part.name] = (done, result)
     if not found:
         return
     for lab in theirs["labs"]:

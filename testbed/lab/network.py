@@ -55,15 +55,18 @@ class Network:
 
     def pids(self) -> dict[str, int]:
         """A process in the namespaces of every host and router, and one beside the switches."""
-        routers = {f"router.{datacenter}": node.pid for datacenter, node in self.routers.items()}
-        return {**{name: node.pid for name, node in self.hosts.items()}, **routers, "switch": os.getpid()}
+        nodes = {**self._routers_by_name(), **self.hosts}
+        return {**{name: node.pid for name, node in nodes.items()}, "switch": os.getpid()}
+
+    def _routers_by_name(self) -> dict[str, Node]:
+        return {f"router.{datacenter}": node for datacenter, node in self.routers.items()}
 
     def pid_of(self, name: str) -> int:
         """A process in the namespaces of a host, a datacenter's router (`router.DC`) or a WAN link's node.
 
         Raises LookupError for a name that is not in the lab, and for one whose shell somebody has killed.
         """
-        routers = {f"router.{datacenter}": node for datacenter, node in self.routers.items()}
+        routers = self._routers_by_name()
         nodes = {**self.wan_nodes, **routers, **self.hosts}
         if name not in nodes:
             raise LookupError(f'no host "{name}" in this lab; there are: {", ".join([*self.hosts, *routers])}')
