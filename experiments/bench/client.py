@@ -15,6 +15,7 @@ from experiments.bench.outcome import Outcome, named_error
 CONNECT_S = 10.0
 READ_S = 900.0  # between two chunks: as long as pddbed's gateway itself waits
 MOST_LINE_BYTES = 64 << 20
+DONE = b"[DONE]"
 LOST = frozenset({"cannot connect", "connection lost"})  # failures after which the server may be gone
 
 
@@ -129,11 +130,17 @@ async def _events(response: httpx.Response) -> AsyncGenerator[bytes, None]:
         if len(rest) > MOST_LINE_BYTES:
             raise ValueError(f"an event longer than {MOST_LINE_BYTES >> 20} MiB")
         for line in lines:
-            if line.startswith(b"data:"):
-                data = line[5:].strip()
-                if data == b"[DONE]":
+            if data := _data(line):
+                if data == DONE:
                     return
                 yield data
+    if (data := _data(rest)) and data != DONE:  # a last line that nothing ends
+        yield data
+
+
+def _data(line: bytes) -> bytes:
+    """Of a line of an event; nothing of comments, other fields and events without any, which keep a stream alive."""
+    return line[5:].strip() if line.startswith(b"data:") else b""
 
 
 def _refusal(status: int, body: bytes) -> tuple[str, str]:

@@ -1,7 +1,8 @@
 """What came of one request, at the client's clock, and its line for requests.jsonl. Reads chunks, knows no sockets.
 
 As `vllm bench serve` measures: `ttft` and every `itl` from chunk to chunk, connecting included; `e2el` until the last
-token; `tpot` is what lies between, over the tokens after the first.
+token; `tpot` is what lies between, over the tokens after the first. Other than there, a chunk has to have a token:
+servers begin a stream with a role or an empty text long before the first one, and keep it alive with empty chunks.
 """
 
 from collections.abc import Mapping
@@ -27,7 +28,12 @@ class Outcome:
     held_ns: int = 0
     chunk_ns: list[int] = field(default_factory=list)
     tokens: int = 0
+    empty_ns: list[int] = field(default_factory=list)
+    """Chunks behind the first token that show none: half a character, or nothing but a sign of life."""
+    empty_end_ns: int | None = None
+    """The chunk that ends the answer, where it shows no token: an end token, or none."""
     usage: int | None = None
+    prompt_usage: int | None = None
     finish_reason: str | None = None
     end_ns: int = 0
     done: bool = False
@@ -50,33 +56,57 @@ class Outcome:
         if (error := chunk.get("error")) is not None:
             self.fail(*named_error(error))
             return
-        if (usage := chunk.get("usage")) is not None:
-            self.usage = int(usage["completion_tokens"])
-        if not chunk["choices"]:
+        usage = chunk.get("usage")
+        counted = self._note_usage(usage) if usage else 0
+        choices = chunk.get("choices") if usage else chunk["choices"]
+        if not choices:
             return
-        choice, pdd = chunk["choices"][0], chunk.get("pdd") or {}
-        ids = pdd.get("token_ids")
+        choice, pdd = choices[0], chunk.get("pdd")
+        ids = len((pdd or {}).get("token_ids") or choice.get("token_ids") or ()) or counted
         finish = choice.get("finish_reason")
-        if ids or (not pdd and (choice.get("text") or finish is None)):
+        if ids or (pdd is None and _text(choice)):
             self.chunk_ns.append(now_ns)
-            self.tokens += len(ids) if ids else 1
+            self.tokens += ids or 1
+        elif pdd is None and self.chunk_ns:
+            if finish:
+                self.empty_end_ns = now_ns
+            else:
+                self.empty_ns.append(now_ns)
         self.finish_reason = finish or self.finish_reason
         self.request_id = self.request_id or str(chunk.get("id", ""))
-        self.record = pdd.get("record", self.record)
+        self.record = (pdd or {}).get("record", self.record)
+
+    def _note_usage(self, usage: Mapping[str, Any]) -> int:
+        """How many tokens are new by a server's count that goes with each chunk; 0 where it only stands at the end."""
+        self.prompt_usage = usage.get("prompt_tokens", self.prompt_usage)
+        if not (now := int(usage.get("completion_tokens") or 0)):
+            return 0
+        before, self.usage = self.usage or self.tokens, now
+        return max(0, now - before)
 
     def finish(self, now_ns: int) -> None:
         """The stream is over: was it an answer?"""
         self.end_ns = now_ns
+        self._place_empty()
         if not self.reason and self.finish_reason is None:
             self.fail("broke off", "the connection ended before the answer did")
         if not self.reason and not self.chunk_ns:
             self.fail("no token", "an answer without a token")
         self.done = True
 
+    def _place_empty(self) -> None:
+        """Empty chunks were tokens where the server counts as many more as there are, or does not count."""
+        if self.usage is None or len(self.empty_ns) <= self.usage - self.tokens:
+            self.chunk_ns = sorted([*self.chunk_ns, *self.empty_ns])
+            self.tokens += len(self.empty_ns)
+        if self.empty_end_ns is not None and self.usage == self.tokens + 1:
+            self.chunk_ns.append(self.empty_end_ns)
+            self.tokens += 1
+
     @property
     def output_tokens(self) -> int:
         """As the server counts them, where it does."""
-        return self.tokens if self.usage is None else self.usage
+        return self.usage or self.tokens
 
     def row(self, begin_ns: int) -> dict[str, Any]:
         """vllm's names in seconds; `pdd_*_s` are counted from the run's beginning."""
@@ -115,6 +145,12 @@ class Outcome:
         if last_ns > first_ns:
             spans.append({"name": "answer", "start_ns": first_ns, "end_ns": last_ns})
         return spans
+
+
+def _text(choice: Mapping[str, Any]) -> str:
+    """The text of a chunk; a chat's delta, too, for servers that answer every endpoint so."""
+    delta = choice.get("delta") or {}
+    return choice.get("text") or delta.get("content") or delta.get("reasoning_content") or ""
 
 
 def named_error(error: Any) -> tuple[str, str]:

@@ -26,14 +26,19 @@ def plain(status: str, body: Any) -> bytes:
 
 
 @asynccontextmanager
-async def serving(*writes: bytes) -> AsyncIterator[str]:
-    """A server that answers every request with these bytes, one write after the other, and closes."""
+async def serving(*writes: bytes | float) -> AsyncIterator[str]:
+    """A server that answers every request with these bytes, one write after the other, and closes. A number: seconds
+    in which it writes nothing.
+    """
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         length = next((int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")), 0)
         await reader.readexactly(length)
         for data in writes:
+            if isinstance(data, float):
+                await asyncio.sleep(data)
+                continue
             writer.write(data)
             await writer.drain()
             await asyncio.sleep(0)
@@ -44,7 +49,7 @@ async def serving(*writes: bytes) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
-def ask(*writes: bytes) -> Outcome:
+def ask(*writes: bytes | float) -> Outcome:
     async def once() -> Outcome:
         outcome = Outcome(0, 5)
         async with serving(*writes) as url, Api(url, direct=True) as api:
@@ -73,6 +78,93 @@ def test_each_chunk_with_a_token_counts_and_the_servers_own_count_holds() -> Non
     assert len(row["itl"]) == 2
     assert row["tpot"] == pytest.approx((row["e2el"] - row["ttft"]) / 6)
     assert "pdd_pipeline" not in row
+
+
+def raw(value: Any) -> bytes:
+    return b"data: " + json.dumps(value).encode() + b"\n\n"
+
+
+WAIT_S = 0.2
+FIRST_SIGNS = {
+    "a role": raw({"choices": [{"index": 0, "delta": {"role": "assistant"}, "finish_reason": None}]}),
+    "a role with an empty text": raw(
+        {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
+    ),
+    "an empty text": chunk(""),
+    "no text": raw({"choices": [{"index": 0, "text": None, "finish_reason": None}]}),
+    "an empty text and an empty finish reason": chunk("", ""),
+    "an empty text and no ids": raw({"choices": [{"index": 0, "text": "", "token_ids": []}]}),
+    "ids of the prompt": raw({"choices": [{"index": 0, "text": "", "prompt_token_ids": [1, 2], "token_ids": None}]}),
+    "usage of no token": chunk("", usage={"prompt_tokens": 5, "completion_tokens": 0}),
+    "usage alone": raw({"usage": {"prompt_tokens": 5, "completion_tokens": 0}}),
+    "no choice": raw({"choices": [], "prompt_filter_results": []}),
+    "choices of null": raw({"choices": None}),
+    "our own piece without a token": chunk("", pdd={}),
+    "a comment": b": keep-alive\n\n",
+    "an empty event": b"data:\n\n",
+    "another field": b"event: ping\nid: 7\nretry: 10\n\n",
+}
+
+
+@pytest.mark.parametrize("sign", FIRST_SIGNS)
+def test_the_first_token_is_the_first_chunk_that_has_one(sign: str) -> None:
+    usage = chunk(None, usage={"prompt_tokens": 5, "completion_tokens": 3})
+    signs = FIRST_SIGNS[sign]
+    outcome = ask(CHUNKED, signs, signs, WAIT_S, chunk("a"), chunk("b"), WAIT_S, chunk("c", "length"), usage)
+    row = outcome.row(outcome.start_ns)
+    assert outcome.success, outcome.message
+    assert WAIT_S <= row["ttft"] < 2 * WAIT_S, "not when the server showed that it lives"
+    assert len(row["itl"]) == 2
+    assert row["tpot"] == pytest.approx(WAIT_S / 2, rel=0.25)
+    assert row["output_len"] == 3
+
+
+def test_a_token_without_text_is_one_where_its_id_or_a_running_count_says_so() -> None:
+    ids = [
+        raw({"choices": [{"index": 0, "text": text, "token_ids": found}]}) for text, found in (("", [9]), ("é", [8]))
+    ]
+    assert len(ask(CHUNKED, *ids, chunk("", "stop")).chunk_ns) == 2
+    running = [
+        chunk("", usage={"prompt_tokens": 5, "completion_tokens": 0}),
+        chunk("", usage={"prompt_tokens": 5, "completion_tokens": 1}),
+        chunk("é", usage={"prompt_tokens": 5, "completion_tokens": 2}),
+        chunk("abc", "length", usage={"prompt_tokens": 5, "completion_tokens": 6}),
+    ]
+    outcome = ask(CHUNKED, *running)
+    assert (len(outcome.chunk_ns), outcome.tokens, outcome.output_tokens) == (3, 6, 6)
+
+
+def test_signs_of_life_between_tokens_are_no_tokens_where_the_server_counts_fewer() -> None:
+    usage = chunk(None, usage={"prompt_tokens": 5, "completion_tokens": 2})
+    outcome = ask(CHUNKED, chunk("a"), chunk(""), chunk(""), chunk("b"), chunk("", "stop"), usage)
+    assert (len(outcome.chunk_ns), outcome.output_tokens) == (2, 2)
+
+
+def test_an_end_token_without_text_takes_its_time() -> None:
+    usage = chunk(None, usage={"prompt_tokens": 5, "completion_tokens": 2})
+    outcome = ask(CHUNKED, chunk("a"), WAIT_S, chunk("", "stop"), usage)
+    assert outcome.row(0)["tpot"] == pytest.approx(WAIT_S, rel=0.25), (
+        "e2el without ttft, over the tokens after the first"
+    )
+
+
+def test_chunks_of_several_tokens_share_their_time_by_the_servers_count() -> None:
+    usage = chunk(None, usage={"prompt_tokens": 5, "completion_tokens": 9})
+    outcome = ask(CHUNKED, chunk("abc"), WAIT_S, chunk("def"), WAIT_S, chunk("ghi", "length"), usage)
+    row = outcome.row(0)
+    assert row["tpot"] == pytest.approx(2 * WAIT_S / 8, rel=0.25)
+    assert len(row["itl"]) == 2, "a gap lies between chunks, as vllm bench serve has it"
+
+
+def test_an_answer_of_one_token_has_no_time_per_token_and_no_gap() -> None:
+    for last in (chunk(None, usage={"prompt_tokens": 5, "completion_tokens": 1}), b"data: [DONE]\n\n"):
+        outcome = ask(CHUNKED, chunk(""), chunk("a", "length"), last)
+        row = outcome.row(outcome.start_ns)
+        assert (row["output_len"], row["tpot"], row["itl"], row["e2el"]) == (1, None, [], row["ttft"])
+
+
+def test_a_last_chunk_that_no_line_end_follows_counts() -> None:
+    assert ask(CHUNKED, chunk("a"), chunk("b", "stop").rstrip()).tokens == 2
 
 
 def test_a_server_that_counts_nothing_has_a_token_a_chunk() -> None:
