@@ -9,38 +9,45 @@ SUDO    := $(shell [ $$(id -u) = 0 ] || echo sudo)
 PDDBED  := $(SUDO) $(abspath $(BIN))/pddbed
 
 # network: mininet's mnexec, tools that users run inside hosts; vm: a kernel with netem under QEMU; a font for pictures
-PACKAGES := mininet iproute2 iputils-ping iperf3 ethtool procps curl python3-venv \
+PACKAGES := mininet iproute2 iputils-ping iperf3 ethtool procps curl tcpdump python3-venv \
             qemu-system-x86 busybox-static kmod fonts-dejavu-core
 
 VAGRANT_PACKAGES := vagrant vagrant-libvirt libvirt-daemon libvirt-clients qemu-system-x86 qemu-utils mmdebstrap \
                     debian-archive-keyring e2fsprogs rsync openssh-client git
 
-.PHONY: help packages link setup demo test gpu-test lint clean
+.PHONY: help packages link setup demo test fresh-test gpu-test vagrant-test lint clean
 .DEFAULT_GOAL := help
 
 help:  ## this text
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
 
+# Without root and without sudo only what is there can be used: what is missing is named, with the command for root.
 packages:
 	@missing=(); for p in $(PACKAGES); do \
 	  [[ $$(dpkg-query -W -f '$${db:Status-Status}' $$p 2>/dev/null) == installed ]] || missing+=($$p); done; \
-	if (( $${#missing[@]} )); then \
-	  echo "installing Debian packages: $${missing[*]}"; \
-	  command -v apt-get >/dev/null || { echo "make: this is not Debian or Ubuntu; install the equivalents of: $${missing[*]}" >&2; exit 1; }; \
-	  $(SUDO) env DEBIAN_FRONTEND=noninteractive bash -c 'apt-get -q update && apt-get -q install -y --no-install-recommends "$$@"' - "$${missing[@]}" >/tmp/pddbed-apt.$$$$.log 2>&1 \
-	    || { tail -20 /tmp/pddbed-apt.$$$$.log >&2; exit 1; }; rm -f /tmp/pddbed-apt.$$$$.log; fi
+	(( $${#missing[@]} )) || exit 0; \
+	command -v apt-get >/dev/null || { echo "make: this is not Debian or Ubuntu; install the equivalents of: $${missing[*]}" >&2; exit 1; }; \
+	[[ -z "$(SUDO)" ]] || command -v sudo >/dev/null || { echo "make: no sudo here; as root: apt-get install --no-install-recommends $${missing[*]}" >&2; exit 1; }; \
+	echo "installing Debian packages: $${missing[*]}"; log=$$(mktemp); trap 'rm -f "$$log"' EXIT; \
+	$(SUDO) env DEBIAN_FRONTEND=noninteractive bash -c 'apt-get -q update && apt-get -q install -y --no-install-recommends "$$@"' - "$${missing[@]}" >"$$log" 2>&1 \
+	  || { tail -20 "$$log" >&2; exit 1; }
 
 # The stamp holds what was installed, so that a change of the dependencies installs again.
 $(VENV)/.installed: pyproject.toml constraints.txt | packages
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: $(PYTHON) is older than 3.11; set PYTHON=" >&2; exit 1; }
-	@echo "installing Python packages into $(VENV) (torch alone is 200 MB)"
 	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m testbed.doctor.torch_build
 	@$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]' >$(VENV)/install.log 2>&1 || { tail -20 $(VENV)/install.log >&2; exit 1; }
 	@touch $@
 
+# sudo's PATH lacks a virtual environment. Another clone's link stays: `make link TAKE=1` takes it over.
 link: $(VENV)/.installed
-	@# sudo's PATH lacks a virtual environment
-	@[ "$$(readlink /usr/local/bin/pddbed)" = "$(abspath $(BIN))/pddbed" ] || $(SUDO) ln -sfn $(abspath $(BIN))/pddbed /usr/local/bin/pddbed
+	@link=/usr/local/bin/pddbed; mine=$(abspath $(BIN))/pddbed; there=$$(readlink $$link || true); \
+	if [[ "$$there" == "$$mine" ]]; then :; \
+	elif [[ -e $$link && -z "$(TAKE)" ]]; then \
+	  echo "$$link is $${there:-not a link of this project} and stays as it is; this clone is $$mine (make link TAKE=1 links it)"; \
+	elif [[ -z "$(SUDO)" ]] || command -v sudo >/dev/null; then $(SUDO) ln -sfn "$$mine" $$link; \
+	else echo "no sudo here, so $$link was not made: call $$mine"; fi
 
 setup: packages $(VENV)/.installed link  ## Debian packages, virtual environment, `pddbed` on PATH
 
@@ -52,10 +59,14 @@ demo: setup  ## a question across two datacenters, asked again with warm caches,
 	@trap '$(PDDBED) down demo' EXIT; set -e; \
 	$(PDDBED) up topologies/two-dc.yaml --name demo --api auto; \
 	for time in first second; do echo "the $$time time:"; $(PDDBED) ask --lab demo --max-tokens 48 "$(QUESTION)"; done
-	@$(PDDBED) experiment run skew --quick --out $$(mktemp -d -t pddbed-demo.XXXX)/skew || [ $$? = 1 ]
+	@$(PDDBED) experiment run skew --quick --out runs/demo-$$(date +%Y%m%d-%H%M%S) || [ $$? = 1 ]
 
 test: setup lint  ## lint, types, and every test, on this kernel and in the VM
-	@tests/run
+	@tests/run $(STREAMS)
+
+fresh-test:  ## the README's commands in minimal Debian 12 and 13 root file systems, made anew from packages
+	@$(MAKE) --no-print-directory packages PACKAGES="mmdebstrap debian-archive-keyring git ca-certificates"
+	@$(SUDO) env $(foreach name,PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_FIND_LINKS PIP_CERT FRESH_STREAMS,$(if $($(name)),$(name)="$($(name))")) tests/fresh $(RELEASES)
 
 # A machine with CUDA has a PyTorch of its own: PYTHON's, where that finds a device.
 gpu-test:  ## the same workers on CUDA, over loopback; says so where there is none

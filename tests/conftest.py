@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).parent.parent
 SHARED = ROOT.parent / "shared"  # data beside the checkout; tests that need it say so when it is absent
+pytest_plugins = ["tests.inconclusive", "tests.programs", "pytester"]
 
 
 # A shell's background jobs ignore SIGINT, those of nohup SIGHUP, and so would every command that a test starts.

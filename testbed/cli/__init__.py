@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from testbed.cli.surroundings import settle
+from testbed.cli.surroundings import let_go_of_readers, settle
 
 # group -> command -> "module:attribute" (imported on use: torch and mininet are slow to import)
 COMMANDS: dict[str, dict[str, str]] = {
@@ -66,7 +66,10 @@ class LazyGroup(click.Group):
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         settle()
-        return super().main(*args, **kwargs)
+        try:
+            return super().main(*args, **kwargs)
+        finally:
+            let_go_of_readers()
 
     def invoke(self, ctx: click.Context) -> Any:
         """A full disk, say, is no reason for a traceback. A reader that went away is click's to handle."""

@@ -1,4 +1,4 @@
-"""What a caller may have left odd for a command: closed standard streams, SIGCHLD ignored."""
+"""What a caller may have left odd for a command: closed standard streams, SIGCHLD ignored, readers that go away."""
 
 import os
 import signal
@@ -18,3 +18,19 @@ def settle() -> None:
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+def let_go_of_readers() -> None:
+    """Write out what is buffered; where nobody reads it any more, the interpreter's own flush at exit finds /dev/null.
+
+    Otherwise that flush makes 120 of whatever status the command ended with.
+    """
+    for stream, fd in ((sys.stdout, 1), (sys.stderr, 2)):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, fd)
+            os.close(null)
+        except (OSError, ValueError):  # a full disk is told by whoever wrote; a closed stream has nothing left
+            pass

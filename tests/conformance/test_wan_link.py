@@ -9,6 +9,7 @@ may exceed the fastest of the unimpaired line by SLACK_MS. Medians are recorded.
 import json
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -142,10 +143,10 @@ def test_the_queue_holds_its_bytes_and_drops_the_rest(line: Line) -> None:
     rate_bps, queue_bytes, ip_bytes = 1_000_000, 30_000, 1000
     line.set(Impairment(rate_bps=rate_bps, queue_bytes=queue_bytes))
     before = line.link.counters()["forward"]
-    receiver = subprocess.Popen(line.inside("host_b", "python", "-c", COUNT), stdout=subprocess.PIPE, text=True)
+    receiver = subprocess.Popen(line.inside("host_b", sys.executable, "-c", COUNT), stdout=subprocess.PIPE, text=True)
     assert receiver.stdout is not None
     assert receiver.stdout.readline() == "listening\n"
-    line.run("host_a", "python", "-c", BURST, HOST_B, "100", str(ip_bytes - UDP_HEADERS))
+    line.run("host_a", sys.executable, "-c", BURST, HOST_B, "100", str(ip_bytes - UDP_HEADERS))
     stamps = [float(stamp) for stamp in receiver.communicate(timeout=30)[0].split()]
     received = len(stamps)
     after = line.link.counters()["forward"]

@@ -1,7 +1,8 @@
 """Labs of an ordinary user: raised where user namespaces allow it, apart from root's, and nobody else's to end.
 
-The interpreter of this checkout may lie below a home directory that others cannot enter; a system's python3 of the same
-version runs it then. In a mount namespace of each command's own, /dev/net/tun is open to everybody.
+This checkout and its interpreter may lie below a home directory that others cannot enter: a system's python3 of the
+same version runs a view of them at /mnt, in a mount namespace of each command's own, where everybody may open
+/dev/net/tun.
 """
 
 import os
@@ -18,12 +19,14 @@ from tests.conftest import ROOT, Lab, run_pddbed
 
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("leaves_nothing")]
 TINY = ROOT / "topologies" / "two-dc-tiny.yaml"
+SEEN_TINY = "/mnt/checkout/topologies/two-dc-tiny.yaml"
 UID = 65534
 RECORDS = Path(f"/tmp/pddbed-{UID}")
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 OPEN_TUN = (
     "mount --make-rprivate /; mount -t tmpfs none /mnt; mknod -m 666 /mnt/tun c 10 200;"
-    " mount --bind /mnt/tun /dev/net/tun"
+    " mount --bind /mnt/tun /dev/net/tun; mkdir /mnt/checkout /mnt/packages;"
+    ' mount --bind "$1" /mnt/checkout; mount --bind "$2" /mnt/packages; shift 2'
 )
 
 
@@ -38,8 +41,12 @@ def user() -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
     def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         code = "from testbed.cli import main; main(prog_name='pddbed')"
         drop = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", python, "-c", code, *arguments]
-        command = ["unshare", "--mount", "sh", "-c", f'{OPEN_TUN}; exec "$@"', "sh", *drop]
-        environment = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "PYTHONPATH": f"{ROOT}:{packages}", **variables}
+        command = ["unshare", "--mount", "sh", "-c", f'set -e; {OPEN_TUN}; exec "$@"', "sh", str(ROOT), packages, *drop]
+        environment = {
+            "PATH": "/usr/bin:/bin:/usr/sbin:/sbin",
+            "PYTHONPATH": "/mnt/checkout:/mnt/packages",
+            **variables,
+        }
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd="/", env=environment)
         assert "Traceback" not in done.stderr
         return done
@@ -55,7 +62,7 @@ def test_an_ordinary_user_raises_a_lab_with_workers_beside_roots_of_the_same_nam
     user: Callable[..., subprocess.CompletedProcess[str]], raise_lab: Callable[..., Lab]
 ) -> None:
     raise_lab(TINY, "same-name", "--no-workers", "--no-verify")
-    raised = user("up", str(TINY), "--name", "same-name", "--api", "auto", "--no-verify")
+    raised = user("up", SEEN_TINY, "--name", "same-name", "--api", "auto", "--no-verify")
     assert raised.returncode == 0, raised.stderr
     if kernel.netem_problem() is not None:
         assert "no real-time priority" in raised.stdout
@@ -91,7 +98,7 @@ def test_a_place_for_records_that_others_could_change_is_refused(
         RECORDS.mkdir()
         RECORDS.chmod(0o777)
     try:
-        refused = user("up", str(TINY), "--name", "trapped", "--no-workers")
+        refused = user("up", SEEN_TINY, "--name", "trapped", "--no-workers")
         assert refused.returncode == 1
         assert str(RECORDS) in refused.stderr
     finally:
@@ -101,7 +108,7 @@ def test_a_place_for_records_that_others_could_change_is_refused(
 def test_a_runtime_directory_of_somebody_else_is_not_used(
     user: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
-    raised = user("up", str(TINY), "--name", "su", "--no-workers", "--no-verify", XDG_RUNTIME_DIR=str(tmp_path))
+    raised = user("up", SEEN_TINY, "--name", "su", "--no-workers", "--no-verify", XDG_RUNTIME_DIR=str(tmp_path))
     assert raised.returncode == 0, raised.stderr
     assert not list(tmp_path.iterdir())
 
@@ -113,7 +120,7 @@ def test_a_runtime_directory_too_deep_for_a_socket_is_refused_with_the_way_out(
     deep.mkdir()
     os.chown(deep, UID, UID)
     try:
-        refused = user("up", str(TINY), "--name", "deep", "--no-workers", XDG_RUNTIME_DIR=str(deep))
+        refused = user("up", SEEN_TINY, "--name", "deep", "--no-workers", XDG_RUNTIME_DIR=str(deep))
         assert refused.returncode == 1
         assert "shorter" in refused.stderr
     finally:
