@@ -37,7 +37,7 @@ class Bodies:
             if len(full) * trace.block_tokens < request.input_tokens:
                 self._tails[request] = _text(maker.prompt(request)[len(full) * trace.block_tokens :])
 
-    def _full(self, request: Request) -> tuple[int, ...]:
+    def _full(self, request: Request) -> Sequence[int]:
         return request.blocks[: request.input_tokens // self._block_tokens]
 
     def body(self, request: Request) -> bytes:

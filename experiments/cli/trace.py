@@ -80,6 +80,8 @@ def make(file: Path, distribution: str, rate: float, force: bool, **options: Any
             "lengthen --prompt-tokens or shorten --block-tokens"
         )
     made = generate(Recipe(distribution=distribution, rate_per_s=rate, **options))
+    if rest := options["prompt_tokens"] % options["block_tokens"]:
+        click.echo(f"prompts are whole blocks: {options['prompt_tokens'] - rest} tokens each", err=True)
     try:
         write_trace(made, file)
     except TraceError as error:
@@ -105,6 +107,8 @@ def convert(file: Path, out: Path, form: str, block_tokens: int | None, force: b
     except TraceError as error:
         raise CommandError(str(error)) from None
     click.echo(f"{len(found.requests)} requests in {out} ({found.sha256[:12]})")
+    for note in found.notes:
+        click.echo(note, err=True)
 
 
 def _read(file: Path, form: str, block_tokens: int | None) -> "Trace":
@@ -134,8 +138,13 @@ def _table(found: dict[str, Any], cache_tokens: int | None) -> Any:
     for key, name in (("input_tokens", "prompt"), ("output_tokens", "output"), ("delta_tokens", "delta")):
         spread = "  ".join(f"{which} {value:.0f}" for which, value in found[key].items())
         table.add_row(f"{name} tokens", spread)
-    table.add_row("hit rate", f"mean {found['mean_hit']:.1%}, by tokens {found['weighted_hit']:.1%} ({cache})")
+    rates = f"mean {found['mean_hit']:.1%}, median {found['median_hit']:.1%}, by tokens {found['weighted_hit']:.1%}"
+    table.add_row("hit rate", f"{rates} ({cache})")
     table.add_row("above 95 % hit", f"{found['share_above_95']:.1%} of requests")
     table.add_row("block", f"{found['block_tokens']} tokens")
     table.add_row("sha256", found["sha256"])
+    if found["without_answer"]:
+        table.add_row("no answer", f"{found['without_answer']} requests have an output of 0 tokens")
+    for note in found["notes"]:
+        table.add_row("", note)
     return table

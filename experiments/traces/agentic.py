@@ -5,12 +5,11 @@ A file: `id`, `block_size`, `hash_id_scope` and `requests`, each with `t` (secon
 `local` ids of different files are different blocks even where they are equal; `global` ones are shared.
 """
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from experiments.traces.files import as_whole, ids, whole
+from experiments.traces.files import MOST_LINE_BYTES, as_whole, check_ids, ids, parse, shown, whole
 from experiments.traces.trace import Request, Trace, TraceError, in_order
 
 MOST_DEPTH = 8
@@ -33,7 +32,7 @@ def read(path: Path, block_tokens: int | None) -> Trace:
         size = here
         scope = conversation.get("hash_id_scope", "local")
         if scope not in ("local", "global"):
-            raise TraceError(file, None, f'"hash_id_scope" is {scope!r}; it must be local or global')
+            raise TraceError(file, None, f'"hash_id_scope" is {shown(scope)}; it must be local or global')
         rows = list(_flat(file, conversation.get("requests"), 0.0, 0, "requests"))
         for turn, (place, time_s, row) in enumerate(sorted(rows, key=lambda entry: entry[1])):
             requests.append(_request(file, place, time_s, row, size, number, turn, names, scope == "local"))
@@ -44,15 +43,16 @@ def read(path: Path, block_tokens: int | None) -> Trace:
 
 def _load(file: Path) -> dict[str, Any]:
     try:
-        value = json.loads(file.read_text())
+        with file.open("rb") as stream:
+            data = stream.read(MOST_LINE_BYTES + 1)
+        if len(data) > MOST_LINE_BYTES:
+            raise TraceError(file, None, f"a conversation of more than {MOST_LINE_BYTES >> 20} MiB")
+        text = data.decode("utf-8-sig")
     except OSError as error:
         raise TraceError(file, None, f"cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise TraceError(file, None, "not UTF-8 text") from None
-    except json.JSONDecodeError as error:
-        raise TraceError(file, error.lineno, f"not JSON ({error.msg}); the file may be cut short") from None
-    except RecursionError:
-        raise TraceError(file, None, "JSON nested too deeply") from None
+    value = parse(file, None, text, "the file may be cut short")
     if not isinstance(value, dict):
         raise TraceError(file, None, f"a JSON {type(value).__name__} where a conversation's object is expected")
     return value
@@ -70,7 +70,7 @@ def _flat(file: Path, rows: Any, base_s: float, depth: int, place: str) -> Itera
             raise TraceError(file, None, f"{here} is not an object")
         time_s = row.get("t")
         if not isinstance(time_s, int | float) or isinstance(time_s, bool) or not 0 <= time_s < 1e8:
-            raise TraceError(file, None, f'{here}: "t" is {time_s!r}; it must be seconds since the beginning')
+            raise TraceError(file, None, f'{here}: "t" is {shown(time_s)}; it must be seconds since the beginning')
         if row.get("type") == "subagent":
             yield from _flat(file, row.get("requests"), base_s + time_s, depth + 1, f"{here}.requests")
         else:
@@ -90,10 +90,11 @@ def _request(
 ) -> Request:
     try:
         length = as_whole(file, None, row.get("in"), "in", 1)
-        given = ids(file, None, row, length, size)
+        given = ids(file, None, row)
+        check_ids(file, None, len(given), length, size)
         output = as_whole(file, None, row.get("out"), "out", 0)
     except TraceError as error:
         raise TraceError(file, None, f"{place}: {error.reason}") from None
-    keys = [(session if local else 0, value) for value in given]
-    blocks = tuple(names.setdefault(key, len(names) + 1) for key in keys)
+    scope = session if local else 0
+    blocks = tuple(names.setdefault((scope, value), len(names) + 1) for value in given)
     return Request(round(time_s * 1e9), length, output, blocks, session - 1, turn)

@@ -8,49 +8,54 @@ block, unless it is given.
 from pathlib import Path
 from typing import Any
 
-from experiments.traces.files import as_whole, fits, ids, lines, parse_object, whole
-from experiments.traces.trace import Request, Trace, TraceError, in_order
+from experiments.traces.files import as_whole, check_ids, fits, ids, lines, parse_object, shown, whole
+from experiments.traces.trace import Request, Trace, TraceError, in_order, out_of_order
 
 CANDIDATES = (512, 64, 16, 1, 4, 8, 32, 128, 256, 1024)
 MOST_MS = 366 * 24 * 3600 * 1000
+MOST_SESSIONS = 1 << 40
 
 
 def read(path: Path, block_tokens: int | None) -> Trace:
     """Raises TraceError."""
-    rows = [(number, parse_object(path, number, text)) for number, text in lines(path)]
+    names: dict[int, int] = {}  # one object for each id, of which a long prompt has thousands
+    rows = [(number, _request(path, number, parse_object(path, number, text), names)) for number, text in lines(path)]
     if not rows:
         raise TraceError(path, None, "holds no request")
-    lengths = [whole(path, number, row, "input_length", 1) for number, row in rows]
-    size = block_tokens or _block_tokens(path, rows, lengths)
-    requests = [_request(path, number, row, length, size) for (number, row), length in zip(rows, lengths, strict=True)]
-    return Trace(in_order(requests), size, "mooncake", path.name)
+    requests = [request for _, request in rows]
+    size = block_tokens or _block_tokens(path, rows[0][0], requests)
+    for number, request in rows:
+        check_ids(path, number, len(request.blocks), request.input_tokens, size)
+    return Trace(in_order(requests), size, "mooncake", path.name, out_of_order(requests))
 
 
-def _block_tokens(path: Path, rows: list[tuple[int, dict[str, Any]]], lengths: list[int]) -> int:
+def _block_tokens(path: Path, first: int, requests: list[Request]) -> int:
     """The first candidate size that most requests agree with: a broken line is then named as the odd one out."""
-    counts = [len(row["hash_ids"]) if isinstance(row.get("hash_ids"), list) else -1 for _, row in rows]
 
     def agreeing(size: int) -> int:
-        return sum(fits(count, length, size) for count, length in zip(counts, lengths, strict=True))
+        return sum(fits(len(one.blocks), one.input_tokens, size) for one in requests)
 
     best = max(CANDIDATES, key=agreeing)
-    if 2 * agreeing(best) <= len(rows):
+    if 2 * agreeing(best) <= len(requests):
         sizes = ", ".join(map(str, sorted(CANDIDATES)))
-        raise TraceError(path, rows[0][0], f"no block size of {sizes} fits its hash_ids; give --block-tokens")
+        raise TraceError(path, first, f"no block size of {sizes} fits its hash_ids; give --block-tokens")
     return best
 
 
-def _request(path: Path, number: int, row: dict[str, Any], length: int, size: int) -> Request:
+def _request(path: Path, number: int, row: dict[str, Any], names: dict[int, int]) -> Request:
     given = row.get("timestamp")
     if not isinstance(given, int | float) or isinstance(given, bool) or not 0 <= given <= MOST_MS:
-        raise TraceError(path, number, f'"timestamp" is {given!r}; it must be milliseconds since the beginning')
+        raise TraceError(
+            path, number, f'"timestamp" is {shown(given)}; it must be milliseconds since the beginning, at most a year'
+        )
     optional = {
-        key: None if row.get(key) is None else as_whole(path, number, row[key], key, 0) for key in ("session", "turn")
+        key: None if row.get(key) is None else as_whole(path, number, row[key], key, 0, MOST_SESSIONS)
+        for key in ("session", "turn")
     }
     return Request(
         time_ns=round(given * 1_000_000),
-        input_tokens=length,
+        input_tokens=whole(path, number, row, "input_length", 1),
         output_tokens=whole(path, number, row, "output_length", 0),
-        blocks=ids(path, number, row, length, size),
+        blocks=tuple(names.setdefault(value, value) for value in ids(path, number, row)),
         **optional,
     )

@@ -15,8 +15,12 @@ FORMATS: dict[str, Callable[[Path, int | None], Trace]] = {
 
 def read_trace(path: Path, form: str = "auto", block_tokens: int | None = None) -> Trace:
     """The whole trace, checked. Raises TraceError with the line and the reason."""
-    if not path.exists():
-        raise TraceError(path, None, "no such file or directory")
+    try:
+        path.stat()
+    except FileNotFoundError:
+        raise TraceError(path, None, "no such file or directory") from None
+    except (OSError, ValueError) as error:
+        raise TraceError(path, None, f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
     return FORMATS[_format(path) if form == "auto" else form](path, block_tokens)
 
 

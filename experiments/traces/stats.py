@@ -1,12 +1,14 @@
 """What a trace is like: sizes, and the hit rates that a prefix cache would have. Pure.
 
 The cache is the live workers' own policy (`workers.cache.policy`): unbounded, or bounded in tokens with LRU eviction.
-A prompt's last token is always computed, so a repeated prompt hits all but one token.
+A prompt's last token is always computed, so a repeated prompt hits all but one token. A last block in part that has an
+id counts like any other: the workers adopt the tokens of a block that agree.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from experiments.framework.figures import percentile
 from experiments.traces.trace import Request, Trace
 from workers.cache.policy import PrefixPolicy
 
@@ -36,11 +38,10 @@ def hits(trace: Trace, cache_tokens: int | None = None) -> list[Hit]:
     room = None if cache_tokens is None else max(0, cache_tokens // trace.block_tokens)
     found = []
     for request in trace.requests:
-        full = request.input_tokens // trace.block_tokens
-        cached = policy.match(request.blocks[:full])
+        cached = policy.match(request.blocks)
         found.append(Hit(request, min(cached * trace.block_tokens, request.input_tokens - 1)))
-        if full:
-            policy.insert(request.blocks[:full])
+        if request.blocks:
+            policy.insert(request.blocks)
         if room is not None and policy.size > room:
             policy.evict(policy.size - room)
     return found
@@ -48,7 +49,10 @@ def hits(trace: Trace, cache_tokens: int | None = None) -> list[Hit]:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """A trace in figures. Rates are shares from 0 to 1; `weighted_hit` weighs each request by its prompt's tokens."""
+    """A trace in figures. Rates are shares from 0 to 1; `weighted_hit` weighs each request by its prompt's tokens.
+
+    `without_answer`: requests whose answer has no token. `notes`: what was changed when the file was read.
+    """
 
     requests: int
     sessions: int
@@ -58,8 +62,11 @@ class Stats:
     output_tokens: dict[str, float]
     delta_tokens: dict[str, float]
     mean_hit: float
+    median_hit: float
     weighted_hit: float
     share_above_95: float
+    without_answer: int
+    notes: tuple[str, ...]
     sha256: str
 
 
@@ -76,16 +83,16 @@ def stats(trace: Trace, cache_tokens: int | None = None) -> Stats:
         output_tokens=_spread([hit.request.output_tokens for hit in found]),
         delta_tokens=_spread([hit.delta_tokens for hit in found]),
         mean_hit=sum(rates) / len(rates),
+        median_hit=percentile(rates, 0.5),
         weighted_hit=sum(hit.cached_tokens for hit in found) / sum(prompt),
         share_above_95=sum(rate > HIGH for rate in rates) / len(rates),
+        without_answer=sum(request.output_tokens == 0 for request in trace.requests),
+        notes=trace.notes,
         sha256=trace.sha256,
     )
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:
     ordered = sorted(values)
-    return {
-        "mean": sum(ordered) / len(ordered),
-        **{f"p{q}": ordered[min(len(ordered) - 1, int(len(ordered) * q / 100))] for q in (50, 90, 99)},
-        "max": ordered[-1],
-    }
+    percentiles = {f"p{q}": percentile(ordered, q / 100) for q in (50, 90, 99)}
+    return {"mean": sum(ordered) / len(ordered), **percentiles, "max": ordered[-1]}

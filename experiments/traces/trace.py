@@ -1,9 +1,10 @@
 """A trace as every reader makes it: requests in the order of time, each prompt a chain of block ids. Pure values."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 
 
@@ -21,25 +22,30 @@ class TraceError(Exception):
 class Request:
     """One request. Equal block ids mean equal tokens *and* an equal prefix before them (chained ids).
 
-    `blocks` names the prompt's full blocks, and one more where the last block in part has an id as well.
+    `blocks` names the prompt's full blocks, and one more where the last block in part has an id as well. It is a tuple,
+    or a range where nobody else has the ids.
     """
 
     time_ns: int  # since the trace began
     input_tokens: int
     output_tokens: int
-    blocks: tuple[int, ...] = ()
+    blocks: Sequence[int] = ()
     session: int | None = None
     turn: int | None = None
 
 
 @dataclass(frozen=True)
 class Trace:
-    """Requests in the order of time. `format` is the reader's name, `origin` where it came from, for people."""
+    """Requests in the order of time. `format` is the reader's name, `origin` where it came from, for people.
+
+    `notes`: what was changed when it was read, in sentences.
+    """
 
     requests: tuple[Request, ...]
     block_tokens: int
     format: str
     origin: str
+    notes: tuple[str, ...] = ()
 
     @cached_property
     def sha256(self) -> str:
@@ -59,3 +65,11 @@ def blocks_of(tokens: int, block_tokens: int) -> int:
 def in_order(requests: Iterable[Request]) -> tuple[Request, ...]:
     """Sorted by time; requests of one moment keep their order."""
     return tuple(sorted(requests, key=lambda request: request.time_ns))
+
+
+def out_of_order(requests: Sequence[Request]) -> tuple[str, ...]:
+    """That requests do not stand in the order of time in their file. Of sessions with times of their own, nothing."""
+    if any(request.session is not None for request in requests):
+        return ()
+    count = sum(after.time_ns < before.time_ns for before, after in pairwise(requests))
+    return (f"Out of the order of time in the file, and sorted: {count} of {len(requests)} requests.",) if count else ()

@@ -10,11 +10,14 @@ from experiments.traces.trace import Request, Trace, TraceError
 
 def write_trace(trace: Trace, path: Path) -> None:
     """Complete or not at all. Raises TraceError."""
-    text = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in map(_row, trace.requests)).encode()
-    data = gzip.compress(text, mtime=0) if path.suffix == ".gz" else text
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        partial.write_bytes(data)
+        with partial.open("wb") as file:
+            packed = gzip.GzipFile("", "wb", fileobj=file, mtime=0) if path.suffix == ".gz" else None
+            for row in map(_row, trace.requests):
+                (packed or file).write(json.dumps(row, separators=(",", ":")).encode() + b"\n")
+            if packed is not None:
+                packed.close()
         partial.replace(path)
     except OSError as error:
         partial.unlink(missing_ok=True)

@@ -145,7 +145,7 @@ def conversation(scope: str = "local", **changes: object) -> dict[str, object]:
     return {"id": "c", "block_size": 64, "hash_id_scope": scope, "requests": requests, **changes}
 
 
-@pytest.mark.parametrize(("scope", "shared"), [("local", 0), ("global", 128)])
+@pytest.mark.parametrize(("scope", "shared"), [("local", 0), ("global", 129)])
 def test_agentic_conversations_are_read_subagents_included(tmp_path: Path, scope: str, shared: int) -> None:
     for name in ("a", "b"):
         (tmp_path / f"{name}.json").write_text(json.dumps(conversation(scope)))
@@ -153,7 +153,7 @@ def test_agentic_conversations_are_read_subagents_included(tmp_path: Path, scope
     assert [r.time_ns for r in found.requests] == [0, 0, 3 * 10**9, 3 * 10**9, 9 * 10**9, 9 * 10**9]
     assert {r.session for r in found.requests} == {0, 1}
     second_first = hits(found)[1]
-    assert second_first.cached_tokens == shared
+    assert second_first.cached_tokens == shared  # the last block in part has an id; the last token is computed
     last = hits(found)[-1]
     assert last.cached_tokens == (192 if scope == "global" else 128)
 
@@ -236,6 +236,16 @@ def test_a_tail_without_an_id_is_nobody_elses() -> None:
     assert one[32:] != other[32:]
 
 
+def test_a_last_block_in_part_that_has_an_id_hits_like_any_other() -> None:
+    rows = (Request(0, 40, 1, (1, 2, 3)), Request(1, 40, 0, (1, 2, 3)), Request(2, 60, 1, (1, 2, 4, 5)))
+    trace = Trace(rows, 16, "test", "test")
+    assert [hit.cached_tokens for hit in hits(trace)] == [0, 39, 32], "all but the last token, which is computed"
+    found = stats(trace)
+    assert found.median_hit == 32 / 60
+    assert found.weighted_hit == 71 / 140
+    assert found.without_answer == 1
+
+
 def test_a_bounded_cache_forgets() -> None:
     def request(time_ns: int, first: int) -> Request:
         return Request(time_ns, 64, 1, tuple(range(first, first + 4)))
@@ -251,3 +261,6 @@ def test_the_real_traces_are_read_and_have_the_hit_rates_that_were_measured_else
     assert (agentic.requests, agentic.sessions, agentic.block_tokens) == (3209, 60, 64)
     assert abs(agentic.mean_hit - 0.945) < 0.001
     assert abs(agentic.share_above_95 - 0.855) < 0.001
+    mooncake = stats(read_trace(SHARED / "mooncake_conversation_trace.jsonl.gz"))
+    assert abs(mooncake.weighted_hit - 0.3736) < 0.0001, "by blocks as the file names them, partial ones included"
+    assert abs(mooncake.median_hit - 0.363) < 0.001
