@@ -92,7 +92,9 @@ class Drive:
             return
 
     async def _one(self, planned: Planned, due_ns: int) -> None:
-        outcome = Outcome(planned.index, planned.request.input_tokens, planned.due_ns)
+        outcome = Outcome(
+            planned.index, planned.request.input_tokens, planned.due_ns, asked_tokens=planned.request.output_tokens
+        )
         woken_ns = time.monotonic_ns()
         async with AsyncExitStack() as stack:
             if planned.after is not None:

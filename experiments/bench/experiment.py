@@ -1,9 +1,10 @@
 """What a bench run's records come to: the same summary for the command and for `pddbed report DIR`. Pure."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from experiments.bench.metrics import late_reasons, percentile_name, summarise
+from experiments.bench.metrics import percentile_name, summarise
+from experiments.bench.notes import notes, reasons
 from experiments.framework.experiment import Evaluation, Part, PartResult, Reported
 from experiments.framework.figures import Figure
 from experiments.report.charts import Chart, Series, cdf
@@ -15,7 +16,16 @@ SHOWN = (
     ("itl", "inter-token latency"),
     ("e2el", "whole answer"),
 )
-MOST_HIT_BEYOND = 0.05  # of tokens: more, and the caches knew the prompts from before
+ASKED: tuple[tuple[str, Any], ...] = (  # parameters that older runs lack, and what they were then
+    ("changed", {}),
+    ("trace_requests", 0),
+    ("trace_notes", []),
+    ("divide", 1),
+    ("speedup", 1.0),
+    ("warm_up", 0),
+    ("sent_first", 0),
+    ("ignore_eos", False),
+)
 
 
 class Bench(Reported):
@@ -30,83 +40,89 @@ class Bench(Reported):
 
 
 def summary_of(parameters: Mapping[str, Any], result: PartResult) -> dict[str, Any]:
-    """The flat summary. `parameters` and `result.facts` as run.json and part.json have them."""
+    """The flat summary. `parameters` and `result.facts` as run.json and part.json have them, older ones as well."""
     about = {key: parameters[key] for key in ("model", "num_prompts", "request_rate", "burstiness", "max_concurrency")}
-    found = summarise(result.records, result.facts["duration_s"], parameters["goodput"], parameters["percentiles"])
     about["pdd_synthetic"] = parameters["synthetic"]
-    return {**about, **found, **{f"pdd_{key}": result.facts[key] for key in ("expected_hit", "under_way", "not_sent")}}
+    about |= {f"pdd_{key}": parameters.get(key, default) for key, default in ASKED}
+    about |= {f"pdd_{key}": result.facts[key] for key in ("expected_hit", "under_way", "not_sent")}
+    found = summarise(result.records, result.facts["duration_s"], parameters["goodput"], parameters["percentiles"])
+    return {**about, **found}
 
 
 def reasons_of(parameters: Mapping[str, Any], result: PartResult) -> list[str]:
     """Why the figures are not those of the load that was asked for, by the client's own account."""
-    return list(_reasons(summary_of(parameters, result), result.facts))
+    return list(reasons(summary_of(parameters, result), result.facts))
 
 
-def _reasons(summary: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterator[str]:
-    yield from late_reasons(summary)
-    if summary["pdd_synthetic"] and (words := _knew(summary)):
-        yield words
-    if facts["why"]:
-        done = summary["completed"] + summary["failed"]
-        words = {"gone": "the server was gone", "interrupted": "interrupted"}[facts["why"]]
-        yield f"{words} after {done} of {summary['num_prompts']} requests"
-    if facts["unrecorded"]:
-        yield f"answered requests that left no record in the lab: {facts['unrecorded']}"
-
-
-def notes(summary: Mapping[str, Any]) -> list[str]:
-    """What a reader should know of the figures."""
-    found = []
-    if summary["errors"]:
-        told = ", ".join(f"{reason}: {count}" for reason, count in summary["errors"].items())
-        found.append(f"Failed requests by reason: {told}.")
-    if summary["pdd_under_way"]:
-        found.append(f"Under way at the end, and not counted: {summary['pdd_under_way']}.")
-    if "pdd_held_requests" in summary and summary["request_rate"] != "inf":  # where it is, the cap is the pace
-        found.append(
-            f"Held back by --concurrency or --in-turn: {summary['pdd_held_requests']}, by up to "
-            f"{summary['pdd_max_held_ms'] / 1000:.1f} s; a request's times begin when it is sent."
-        )
-    if not summary["pdd_synthetic"] and (words := _knew(summary)):
-        found.append(words[0].upper() + words[1:] + ".")
-    return found
-
-
-def _knew(summary: Mapping[str, Any]) -> str:
-    """That the caches hit more than the load gives by itself; nothing where they did not."""
-    hit, expected = summary.get("pdd_p_hit"), summary["pdd_expected_hit"]
-    if hit is None or hit <= expected + MOST_HIT_BEYOND:
-        return ""
-    return (
-        f"prefill hit {hit:.0%} of the prompts' tokens where the load by itself gives {expected:.0%}: the caches knew "
-        "prompts from an earlier run; another --seed makes other ones"
-    )
+FIGURES = (  # key in the summary, words, unit; the terminal's table has the same
+    ("completed", "answered requests", ""),
+    ("failed", "failed requests", ""),
+    ("pdd_warm_up", "short requests sent before, not measured", ""),
+    ("pdd_sent_first", "requests of the load sent before, not measured", ""),
+    ("duration", "duration", "s"),
+    ("total_input_tokens", "tokens of all prompts", ""),
+    ("total_output_tokens", "tokens of all answers", ""),
+    ("request_throughput", "requests a second", "1/s"),
+    ("request_goodput", "good requests a second", "1/s"),
+    ("pdd_good_share", "requests within the limits", "share"),
+    ("output_throughput", "output tokens a second", "1/s"),
+    ("total_token_throughput", "tokens a second, prompts included", "1/s"),
+    ("max_concurrent_requests", "requests under way, most", ""),
+)
+LAB_FIGURES = (
+    ("pdd_rld_tokens", "tokens made by relay decode", ""),
+    ("pdd_md_tokens", "tokens made by main decode", ""),
+    ("pdd_rld_share", "share of tokens made by relay decode", "share"),
+    ("pdd_replays", "replays after a loss", ""),
+    ("pdd_recovered", "requests that lost a worker", ""),
+    ("pdd_expected_hit", "hit rate of the load by itself, by tokens", "share"),
+    ("pdd_reached_hit", "hit rate reached, by tokens", "share"),
+    ("pdd_p_hit", "hit rate of prefill's cache, by tokens", "share"),
+    ("pdd_md_hit", "hit rate of main decode's cache, by tokens", "share"),
+    ("pdd_total_delta_bytes", "delta KV over the WAN", "B"),
+    ("pdd_mean_delta_bytes", "delta KV over the WAN, mean of a request", "B"),
+)
+LAB_COUNTS = (("pdd_pipelines", "requests on pipeline"), ("pdd_handoffs", "hand-overs by"))
+LAB_TIMES = (
+    ("pdd_kv_queue_ms", "KV queue"),
+    ("pdd_kv_xfer_ms", "KV transfer"),
+    ("pdd_handoff_pause_ms", "pause at the hand-over"),
+    ("pdd_client_ttft_ms", "time to first token around the gateway"),
+)
+TOLD = (  # what was left out or happened otherwise, where it did
+    ("pdd_not_sent", "requests not sent"),
+    ("pdd_under_way", "requests under way at the end, not counted"),
+    ("pdd_late_starts", "requests started late"),
+    ("pdd_held_requests", "requests held back by --concurrency or --in-turn"),
+    ("pdd_short_answers", "answers shorter than asked for"),
+    ("pdd_cut_prompts", "prompts cut by the server"),
+    ("pdd_uncounted_answers", "answers whose tokens the server did not count"),
+    ("pdd_without_kv_times", "requests of main decode without a KV transfer in their record"),
+)
 
 
 def _figures(summary: Mapping[str, Any], percentiles: list[float]) -> list[Figure]:
-    figures = [
-        Figure("completed", "answered requests", "", (summary["completed"],), "check"),
-        Figure("failed", "failed requests", "", (summary["failed"],), "check"),
-        Figure("output_throughput", "output tokens a second", "1/s", (summary["output_throughput"],), "check"),
-        Figure("request_throughput", "requests a second", "1/s", (summary["request_throughput"],), "check"),
-    ]
-    if "request_goodput" in summary:
-        figures.append(
-            Figure("request_goodput", "good requests a second", "1/s", (summary["request_goodput"],), "check")
-        )
+    """Everything that the terminal's table has, and what was left out."""
+
+    def figure(key: str, words: str, unit: str, value: float | None = None) -> list[Figure]:
+        """Nothing where the summary has no value."""
+        found = summary.get(key) if value is None else value
+        return [] if found is None else [Figure(key.removeprefix("pdd_"), words, unit, (found,), "check")]
+
+    figures = [one for key, words, unit in FIGURES for one in figure(key, words, unit)]
     for metric, words in SHOWN:
         for kind in ("mean", "median", *map(percentile_name, percentiles)):
-            key = f"{kind}_{metric}_ms"
-            if key in summary:
-                figures.append(Figure(key, f"{words}, {kind}", "ms", (summary[key],), "check"))
-    if summary.get("pdd_rld_share") is not None:
-        figures.append(
-            Figure("rld_share", "share of tokens made by relay decode", "share", (summary["pdd_rld_share"],), "check")
-        )
-    for cache, words in (("p", "prefill"), ("md", "main decode")):
-        if summary.get(f"pdd_{cache}_hit") is not None:
-            value = (summary[f"pdd_{cache}_hit"],)
-            figures.append(Figure(f"{cache}_hit", f"hit rate of {words}'s cache, by tokens", "share", value, "check"))
+            figures += figure(f"{kind}_{metric}_ms", f"{words}, {kind}", "ms")
+    for key, words in LAB_COUNTS:
+        for name, count in summary.get(key, {}).items():
+            figures += figure(f"{key} {name}", f"{words} {name}", "", count)
+    figures += [one for key, words, unit in LAB_FIGURES for one in figure(key, words, unit)]
+    for key, words in LAB_TIMES:
+        for kind in dict.fromkeys(("median", "p99", *map(percentile_name, percentiles))):
+            figures += figure(f"{kind}_{key}", f"{words}, {kind}", "ms")
+    figures += [one for key, words in TOLD if summary.get(key) for one in figure(key, words, "")]
+    for name, count in summary["pdd_changed"].items():
+        figures += figure(f"changed {name}", f"of the trace: {name.replace('_', ' ')}", "", count)
     return figures
 
 

@@ -48,6 +48,8 @@ def summarise(
     for metric in TIMES:
         found.update(_spread(f"{metric}_ms", [value * 1000 for value in _values(done, metric)], asked))
     found.update(_start(rows))
+    found.update(_otherwise(done))
+    found.update(_hit(done))
     if any("pdd_pipeline" in row for row in done):
         found.update(_of_the_lab(done, asked))
     return found
@@ -67,6 +69,38 @@ def _spread(name: str, values: Sequence[float], percentiles: Sequence[float]) ->
     ordered = sorted(values)
     found = {f"mean_{name}": fmean(ordered), f"median_{name}": percentile(ordered, 0.5), f"std_{name}": pstdev(ordered)}
     return found | {f"{percentile_name(q)}_{name}": percentile(ordered, q / 100) for q in percentiles}
+
+
+def _otherwise(done: Rows) -> dict[str, Any]:
+    """Answers and prompts that the server made shorter, and answers whose tokens it did not count."""
+    short = [row for row in done if row.get("pdd_counted") and row["output_len"] < (row.get("pdd_asked_tokens") or 0)]
+    cut = [row for row in done if (row.get("pdd_prompt_tokens") or row["input_len"]) < row["input_len"]]
+    return {
+        "pdd_short_answers": len(short),
+        "pdd_cut_prompts": len(cut),
+        "pdd_uncounted_answers": sum(not row.get("pdd_counted", True) for row in done),
+    }
+
+
+def _hit(done: Rows) -> dict[str, float]:
+    """By tokens, of the requests whose hits are known: what the server's cache had, and what the load gives."""
+    known = [(row, hit) for row in done if (hit := _cached_share(row)) is not None]
+    tokens = sum(row["input_len"] for row, _ in known)
+    if not tokens:
+        return {}
+    found = {"pdd_reached_hit": sum(hit * row["input_len"] for row, hit in known) / tokens}
+    if all("pdd_expected_hit" in row for row, _ in known):
+        found["pdd_expected_hit"] = sum(row["pdd_expected_hit"] * row["input_len"] for row, _ in known) / tokens
+    return found
+
+
+def _cached_share(row: Mapping[str, Any]) -> float | None:
+    """Of a prompt: as the lab's record has it, or as another server's usage does."""
+    if "pdd_p_hit" in row:
+        hit: float | None = row["pdd_p_hit"]
+        return hit
+    cached = row.get("pdd_cached_tokens")
+    return None if cached is None else min(1.0, cached / row["input_len"])
 
 
 def _most_at_once(rows: Rows) -> int:
@@ -113,6 +147,11 @@ def _of_the_lab(rows: Rows, percentiles: Sequence[float]) -> dict[str, Any]:
         "pdd_md_tokens": main,
         "pdd_rld_share": relay / (relay + main) if relay + main else None,
         "pdd_replays": sum(row["pdd_replays"] for row in noted),
+        "pdd_recovered": sum(bool(row.get("pdd_recovery")) for row in noted),
+        "pdd_losses": dict(
+            Counter(loss.get("error", "?") for row in noted for loss in row.get("pdd_recovery") or ()).most_common()
+        ),
+        "pdd_without_kv_times": sum(bool(row.get("pdd_main")) and row["pdd_kv_xfer_ms"] is None for row in noted),
     }
     for cache in ("p", "md"):
         known = [row for row in noted if row[f"pdd_{cache}_hit"] is not None]

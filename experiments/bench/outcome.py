@@ -34,11 +34,13 @@ class Outcome:
     """The chunk that ends the answer, where it shows no token: an end token, or none."""
     usage: int | None = None
     prompt_usage: int | None = None
+    cached_usage: int | None = None
     finish_reason: str | None = None
     end_ns: int = 0
     done: bool = False
     reason: str = ""
     message: str = ""
+    asked_tokens: int | None = None
     request_id: str = ""
     record: Mapping[str, Any] | None = None
 
@@ -79,6 +81,7 @@ class Outcome:
     def _note_usage(self, usage: Mapping[str, Any]) -> int:
         """How many tokens are new by a server's count that goes with each chunk; 0 where it only stands at the end."""
         self.prompt_usage = usage.get("prompt_tokens", self.prompt_usage)
+        self.cached_usage = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", self.cached_usage)
         if not (now := int(usage.get("completion_tokens") or 0)):
             return 0
         before, self.usage = self.usage or self.tokens, now
@@ -128,6 +131,10 @@ class Outcome:
             "e2el": e2el,
             "finish_reason": self.finish_reason,
             "pdd_index": self.index,
+            "pdd_asked_tokens": self.asked_tokens,
+            "pdd_counted": bool(self.usage),
+            "pdd_prompt_tokens": self.prompt_usage,
+            "pdd_cached_tokens": self.cached_usage,
             "pdd_due_s": None if self.due_ns is None else self.due_ns / NS_PER_S,
             "pdd_start_s": (self.start_ns - begin_ns) / NS_PER_S,
             "pdd_end_s": (self.end_ns - begin_ns) / NS_PER_S,

@@ -32,6 +32,11 @@ class Synthetic:
         return self.sessions
 
     @property
+    def shared_share(self) -> float:
+        """How much of each prompt is equal in all."""
+        return self._shared_blocks * self.block_tokens / self.input_tokens
+
+    @property
     def _shared_blocks(self) -> int:
         return int(self.prefix_share * self.input_tokens) // self.block_tokens
 

@@ -43,6 +43,8 @@ def _vllm(summary: Summary, percentiles: Sequence[float]) -> Iterator[str]:
         yield _line("Maximum request concurrency:", summary["max_concurrency"])
     if isinstance(summary.get("request_rate"), float):
         yield _line("Request rate configured (RPS):", summary["request_rate"])
+    if before := summary.get("pdd_warm_up", 0) + summary.get("pdd_sent_first", 0):
+        yield _line("Sent before, not measured:", before)
     yield _line("Benchmark duration (s):", summary["duration"])
     yield _line("Total input tokens:", summary["total_input_tokens"])
     yield _line("Total generated tokens:", summary["total_output_tokens"])
@@ -65,8 +67,11 @@ def _vllm(summary: Summary, percentiles: Sequence[float]) -> Iterator[str]:
 
 
 def _pddbed(summary: Summary) -> Iterator[str]:
-    """Nothing where the server was no pddbed."""
+    """Of another server, its hit rate where it tells it."""
     if "pdd_pipelines" not in summary:
+        if "pdd_reached_hit" in summary:
+            yield _title("Caches")
+            yield from _hits(summary)
         return
     yield _title("Pipelines and Roles")
     yield _line("Requests by pipeline:", _counts(summary["pdd_pipelines"]))
@@ -80,14 +85,21 @@ def _pddbed(summary: Summary) -> Iterator[str]:
         yield _line("Replays after a loss:", summary["pdd_replays"])
     yield from _both(summary, "pdd_client_ttft_ms", "TTFT around gateway")
     yield _title("Caches and KV")
-    for key, words in (("pdd_p_hit", "Prefill hit rate, by tokens (%):"), ("pdd_md_hit", "Main decode hit rate (%):")):
-        if summary[key] is not None:
-            yield _line(words, 100 * summary[key])
+    yield from _hits(summary)
+    if summary["pdd_md_hit"] is not None:
+        yield _line("Main decode hit rate (%):", 100 * summary["pdd_md_hit"])
     if summary["pdd_mean_delta_bytes"] is not None:
         yield _line("Delta KV over the WAN:", short_size(summary["pdd_total_delta_bytes"]))
         yield _line("Delta KV, mean of a request:", short_size(summary["pdd_mean_delta_bytes"]))
     for key, words in SPREADS:
         yield from _both(summary, key, words)
+
+
+def _hits(summary: Summary) -> Iterator[str]:
+    if "pdd_reached_hit" in summary:
+        yield _line("Prefill hit rate, by tokens (%):", 100 * summary["pdd_reached_hit"])
+        if "pdd_expected_hit" in summary:
+            yield _line("Hit rate of the load by itself (%):", 100 * summary["pdd_expected_hit"])
 
 
 def _both(summary: Summary, key: str, words: str) -> Iterator[str]:

@@ -24,7 +24,8 @@ from testbed.cli import CommandError
 from testbed.cli.options import json_option, lab_option, print_json, sentences
 
 if TYPE_CHECKING:
-    from experiments.bench.session import Asked, Done
+    from experiments.bench.options import Asked
+    from experiments.bench.session import Done
 
 
 @click.command(cls=BenchCommand)
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 @count("--block-tokens", 1 << 20, "Tokens of a block. [default: FILE's; 16]")
 @click.option("--speedup", type=click.FloatRange(0, min_open=True), metavar="K", help="K times as fast.")
 @count("--max-input", 1 << 40, "Only prompts of up to N tokens.")
+@click.option("--only-fitting", is_flag=True, help="Leave out what the model's context does not take, and count it.")
 @click.option("--divide", type=click.IntRange(2), metavar="K", help="Prompts and blocks K times as short.")
 @count("--input-len", 1 << 24, "Tokens of a prompt. [default: 512]")
 @count("--output-len", 1 << 20, "Tokens of an answer. [default: the trace's; 64]")

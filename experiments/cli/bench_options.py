@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from experiments.bench.session import Asked
+    from experiments.bench.options import Asked
 
 SYNTHETIC = "synthetic"
 SEVERAL = "--goodput"
 GROUPS = {
     "Server": ("lab", "api", "model"),
-    "A trace": ("source", "form", "speedup", "max_input", "divide"),
+    "A trace": ("source", "form", "speedup", "max_input", "only_fitting", "divide"),
     "Or a synthetic load": ("input_len", "prefix_share", "distribution", "sessions"),
     "Both": ("num", "output_len", "block_tokens", "seed", "token_ids", "ignore_eos", "warm_up"),
     "Pace": ("rate", "burstiness", "concurrency", "in_turn"),
@@ -102,17 +102,17 @@ def count(name: str, most: int, words: str, *others: str) -> Callable[[Any], Any
     )
 
 
-ONLY_TRACE = ("form", "speedup", "max_input", "divide")
+ONLY_TRACE = ("form", "speedup", "max_input", "only_fitting", "divide")
 ONLY_SYNTHETIC = ("input_len", "distribution", "sessions", "prefix_share")
 
 
 def asked_of(source: str, **options: Any) -> "Asked":
     """Raises UsageError for options that contradict each other."""
-    from experiments.bench.session import Asked
+    from experiments.bench.options import Asked
 
     synthetic = source == SYNTHETIC
     for name in ONLY_TRACE if synthetic else ONLY_SYNTHETIC:
-        if options[name] is not None:
+        if options[name] not in (None, False):
             kind = "a trace: name its file with --trace" if synthetic else "a synthetic load: leave it or --trace out"
             raise click.UsageError(f"{_option(name)} is for {kind}")
     for one, other, why in (

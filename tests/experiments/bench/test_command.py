@@ -115,6 +115,43 @@ def test_a_trace_hits_the_caches_as_its_ids_say_and_is_told_when_they_knew_it(
     assert any("the caches knew prompts from an earlier run" in note for note in again["notes"])
 
 
+def test_what_a_run_leaves_out_of_a_trace_is_in_table_summary_and_report(cluster: LocalCluster, tmp_path: Path) -> None:
+    lengths = ((0, 40, 3), (9, 40, 0), (5, 4000, 200), (7, 60, 2), (8, 90, 2), (8, 90, 2))
+    rows = [
+        {
+            "timestamp": at,
+            "input_length": tokens,
+            "output_length": answer,
+            "hash_ids": list(range(tokens, tokens + -(-tokens // 16))),
+        }
+        for at, tokens, answer in lengths
+    ]
+    file = tmp_path / "t.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    refused = run_bench(cluster, "--trace", str(file))
+    assert "1 of 6 requests (t.jsonl) do not fit" in refused.stderr
+    assert "--max-input 90 keeps the 5 that fit" in refused.stderr
+    out = tmp_path / "run"
+    load = ("--trace", str(file), "--only-fitting", "--num", "4", "--speedup", "2", "--seed", "17", "--out", str(out))
+    result = run_bench(cluster, *load)
+    for words in (
+        "Out of the order of time in the file, and sorted: 1 of 6 requests.",
+        "The trace's times are divided by 2.",
+        "1 of the trace's 6 requests are left out: with their answer they do not fit the model's context.",
+        "1 of the trace's 6 requests are left out: --num takes the ones before them.",
+        "Hit rate of the trace by itself: ",
+        "Sent before, not measured:               1",
+    ):
+        assert words in result.stdout, result.stdout + result.stderr
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["pdd_changed"] == {"not_fitting": 1, "beyond_num": 1}
+    page = (out / "report.html").read_text()
+    assert "with their answer they do not fit the model" in page
+    zero = summary_of(run_bench(cluster, *load[:3], "--seed", "18", "--json"))
+    assert zero["pdd_changed"] == {"not_fitting": 1, "empty_answers": 1}
+    assert "1 requests have an answer of no token in the trace, and ask for one." in zero["notes"]
+
+
 def test_requests_that_the_gateway_refuses_are_counted_and_the_run_goes_on(cluster: LocalCluster) -> None:
     # 30 at once where 8 run and 2 wait; long answers, so that none ends before the last has come
     result = run_bench(cluster, "--num", "30", "--input-len", "16", "--output-len", "120", "--seed", "13", "--json")

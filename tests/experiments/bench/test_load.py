@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from experiments.bench.arrivals import at_rate, of_trace
 from experiments.bench.bodies import Bodies
 from experiments.bench.client import asked
-from experiments.bench.load import LoadError, check_fits, divided, kept, with_output
+from experiments.bench.load import LoadError, altered, check_fits, divided, kept, left_out, with_output
 from experiments.bench.synthetic import Synthetic
 from experiments.traces.generate import Recipe, generate
 from experiments.traces.hit_rates import DISTRIBUTIONS
@@ -107,6 +107,30 @@ def test_what_does_not_fit_is_counted_before_it_is_sent_and_each_way_out_works()
     assert "--max-input 8 keeps the 1 that fit; or --divide 4 makes" in said
     check_fits(kept(trace, 8, 2), 63, trace)
     check_fits(divided(trace, 4), 63, trace)
+
+
+def test_one_short_prompt_with_a_long_answer_does_not_decide_how_much_is_kept() -> None:
+    trace = trace_of(Request(0, 4, 60), *(Request(at, 8 * at, 4) for at in range(1, 8)), block_tokens=1)
+    with pytest.raises(LoadError, match=r"--only-fitting keeps the 6 that fit") as caught:
+        check_fits(trace, 54, trace)
+    assert "2 of 8 requests" in str(caught.value)
+    taken = kept(trace, None, None, 54)
+    check_fits(taken, 54, trace)
+    assert left_out(trace, taken.requests, None, None, 54) == {"not_fitting": 2}
+    with pytest.raises(LoadError, match=r"no request of t\.jsonl fits the model's context of 5 tokens"):
+        kept(trace, None, None, 5)
+
+
+def test_what_is_left_out_and_altered_is_counted() -> None:
+    turns = [Request(at, 10 * (at + 1), at % 2, session=at % 2, turn=at // 2) for at in range(6)]
+    trace = trace_of(*turns)
+    long = kept(trace, 30, 2)
+    assert left_out(trace, long.requests, 30, 2) == {"too_long": 3, "beyond_num": 1}
+    assert left_out(trace, long.requests, 30, 5)["too_few"] == 3
+    without_middle = [turns[0], turns[1], turns[3], turns[4]]
+    assert left_out(trace, without_middle, None, None)["sessions_cut"] == 1, "of session 0 the middle turn is not taken"
+    assert altered(turns, 1, None) == {"empty_answers": 3}
+    assert altered(turns, 25, 1) == {"other_answers": 3, "divided_away": 2}
 
 
 def test_where_dividing_is_not_enough_both_options_are_told_and_work() -> None:

@@ -202,7 +202,127 @@ def test_caches_that_knew_the_prompts_make_another_load_of_a_synthetic_one_and_a
     assert "prefill hit 90% of the prompts' tokens where the load by itself gives 0%" in said
     of_a_trace = PARAMETERS | {"synthetic": False}
     assert reasons_of(of_a_trace, part) == []
-    assert "another --seed makes other ones" in notes(summary_of(of_a_trace, part))[0]
+    assert "another --seed makes other ones" in notes(summary_of(of_a_trace, part))[-1]
+
+
+@pytest.mark.parametrize("synthetic", [True, False])
+def test_caches_that_hit_more_than_a_point_less_than_the_load_gives_are_no_faithful_replay(synthetic: bool) -> None:
+    parameters = PARAMETERS | {"synthetic": synthetic, "request_rate": 1.0 if synthetic else "trace"}
+    short = PartResult([noted(0, pdd_p_hit=0.012, pdd_expected_hit=0.365)], facts(expected_hit=0.5))
+    (said,) = reasons_of(parameters, short)
+    assert "prefill hit 1.2% of the prompts' tokens where the load by itself gives 36.5%" in said
+    near = PartResult([noted(0, pdd_p_hit=0.356, pdd_expected_hit=0.365)], facts())
+    assert reasons_of(parameters, near) == []
+    words = "Hit rate of the trace by itself: 36.5% of the prompts' tokens; reached were 35.6%."
+    assert (words in notes(summary_of(parameters, near))) is not synthetic
+    lines = table(summary_of(parameters, near), [99.0]).splitlines()
+    assert "Prefill hit rate, by tokens (%):         35.60" in lines
+    assert "Hit rate of the load by itself (%):      36.50" in lines
+
+
+def test_hits_of_another_server_are_those_of_its_usage_or_said_to_be_unknown() -> None:
+    parameters = PARAMETERS | {"synthetic": False, "request_rate": "trace"}
+    silent = PartResult([row(0, pdd_expected_hit=0.4)], facts(expected_hit=0.4))
+    assert "40.0% of the prompts' tokens; the server does not tell its own" in notes(summary_of(parameters, silent))[-1]
+    assert reasons_of(parameters, silent) == []
+    telling = PartResult([row(0, pdd_expected_hit=0.4, pdd_cached_tokens=15)], facts(expected_hit=0.4))
+    assert "prefill hit 30.0%" in reasons_of(parameters, telling)[0]
+    assert "Prefill hit rate, by tokens (%):         30.00" in table(summary_of(parameters, telling), [99.0])
+
+
+def test_answers_and_prompts_that_the_server_made_shorter_are_counted_and_no_faithful_load() -> None:
+    rows = [
+        row(0, pdd_counted=True, pdd_asked_tokens=4, pdd_prompt_tokens=51),
+        row(1, pdd_counted=True, pdd_asked_tokens=9, pdd_prompt_tokens=50),
+        row(2, pdd_counted=True, pdd_asked_tokens=4, pdd_prompt_tokens=20),
+        row(3, pdd_counted=False, pdd_asked_tokens=9, pdd_prompt_tokens=None),
+    ]
+    part = PartResult(rows, facts())
+    short, cut = reasons_of(PARAMETERS | {"ignore_eos": True}, part)
+    assert short.startswith("the server ended 1 of 4 answers before the length that was asked for")
+    assert cut == "the server counts fewer tokens than were sent in 1 of 4 prompts: it cut them"
+    told = notes(summary_of(PARAMETERS, part))
+    assert "Answers that ended before the length asked for: 1." in told, "where end tokens are not ignored"
+    assert any(note.startswith("Answers whose tokens the server did not count: 1") for note in told)
+    figures = {figure.key for figure in Bench().evaluate(PARAMETERS, {"bench": (Part("bench", 1, 1.0), part)}).figures}
+    assert {"short_answers", "cut_prompts", "uncounted_answers"} <= figures
+
+
+def test_requests_that_lost_a_worker_are_counted_and_no_faithful_run() -> None:
+    losses = [{"error": "out_of_kv_blocks"}, {"error": "worker_lost"}]
+    part = PartResult([noted(0, pdd_recovery=losses), noted(1, pdd_recovery=losses[:1]), noted(2)], facts())
+    (said,) = reasons_of(PARAMETERS, part)
+    assert said == "requests that lost a worker and went on elsewhere or again: 2 (out_of_kv_blocks: 2, worker_lost: 1)"
+
+
+def test_failures_and_what_was_not_sent_are_told() -> None:
+    part = PartResult([row(0), failure(1, "429 overloaded")], facts(not_sent=3, under_way=1, why="interrupted"))
+    told = notes(summary_of(PARAMETERS, part))
+    assert "Failed requests by reason: 429 overloaded: 1. They are in no time and no percentile." in told
+    assert "Not sent: 3." in told
+
+
+def test_what_became_of_a_trace_is_told_with_its_numbers() -> None:
+    changed = {"not_fitting": 9813, "empty_answers": 5, "sessions_cut": 2}
+    parameters = PARAMETERS | {"synthetic": False, "request_rate": "inf", "divide": 64, "changed": changed}
+    parameters |= {"trace_requests": 12031, "trace_notes": ["Sorted."], "warm_up": 1, "sent_first": 16}
+    part = PartResult([row(0)], facts())
+    summary = summary_of(parameters, part)
+    assert summary["pdd_changed"] == changed
+    told = notes(summary)
+    for words in (
+        "Sorted.",
+        "Prompts and blocks are divided by 64.",
+        "The trace's times are not used: requests are sent at once.",
+        "9813 of the trace's 12031 requests are left out: with their answer they do not fit the model's context.",
+        "5 requests have an answer of no token in the trace, and ask for one.",
+        "2 conversations lack a turn before their last one, so that later turns hit less.",
+    ):
+        assert words in told
+    assert "Sent before, not measured:               17" in table(summary, [99.0])
+    assert "The trace's times are divided by 4." in notes(summary | {"pdd_speedup": 4.0, "request_rate": "trace"})
+    figures = {one.key: one.value for one in Bench().evaluate(parameters, {"bench": (Part("b", 1, 1.0), part)}).figures}
+    assert figures["changed not_fitting"] == 9813
+
+
+class Read(dict[str, Any]):
+    """A summary that knows which of its values were read."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        super().__init__(values)
+        self.keys_read: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        self.keys_read.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.keys_read.add(key)
+        return super().get(key, default)
+
+
+def test_the_report_has_every_figure_of_the_terminals_table() -> None:
+    rows = [noted(0, pdd_expected_hit=0.5, pdd_replays=1), noted(1, pdd_expected_hit=0.5), failure(2, "x")]
+    parameters = PARAMETERS | {"goodput": {"ttft": 150.0}, "warm_up": 1, "percentiles": [50.0, 99.9]}
+    part = PartResult(rows, facts())
+    summary = Read(summary_of(parameters, part))
+    table(summary, [50.0, 99.9])
+    figures = {one.key: one.value for one in Bench().evaluate(parameters, {"bench": (Part("b", 1, 1.0), part)}).figures}
+    for key in summary.keys_read & summary.keys():
+        value = summary[key]
+        if isinstance(value, dict):
+            for name, count in value.items():
+                assert figures[f"{key.removeprefix('pdd_')} {name}"] == count
+        elif isinstance(value, int | float) and key not in ("request_rate", "max_concurrency"):
+            assert figures[key.removeprefix("pdd_")] == value
+    assert figures["median_pdd_kv_xfer_ms"] == 40.0
+    assert figures["pipelines p-rld-md"] == figures["handoffs catch-up"] == 2
+
+
+def test_a_run_of_an_older_version_is_evaluated_as_it_was() -> None:
+    part = PartResult([noted(0)], facts())
+    assert "changed" not in PARAMETERS
+    assert reasons_of(PARAMETERS, part) == notes(summary_of(PARAMETERS, part)) == []
 
 
 def test_what_a_cap_held_back_is_a_note_and_no_lateness() -> None:
