@@ -10,6 +10,7 @@ import signal
 import time
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +20,7 @@ from testbed.lab.control import Reply
 
 if TYPE_CHECKING:
     from testbed.lab.operations import RunningLab
+    from testbed.lab.processes import HostProcess
 
 _PATIENCE_S = 3.0
 _POLL_S = 0.002
@@ -62,7 +64,7 @@ def count_bytes(lab: "RunningLab", _request: dict[str, Any]) -> Reply:
         # before it is ready a worker has no handler, and the signal would end it
         if process.host.role and process.state == "ready" and process.pid:
             asked[host] = (file, _size(file))
-            os.kill(process.pid, signal.SIGUSR1)
+            _signal(process)
     deadline = time.monotonic() + _PATIENCE_S
     while True:
         silent = [host for host, (file, before) in asked.items() if _size(file) <= before]
@@ -74,6 +76,19 @@ def count_bytes(lab: "RunningLab", _request: dict[str, Any]) -> Reply:
         is_level(sender, receiver) for sender in noted.values() for receiver in noted.values() if sender is not receiver
     )
     return {"counted": sorted(noted), "silent": silent, "level": level}, []
+
+
+def _signal(process: "HostProcess") -> None:
+    """SIGUSR1 to a worker that is still there. Held by a descriptor before its state is read again: the number of one
+    that has ended may be another's, which the signal would end."""
+    assert process.pid is not None
+    with suppress(ProcessLookupError):
+        worker = os.pidfd_open(process.pid)
+        try:
+            if process.state == "ready":
+                signal.pidfd_send_signal(worker, signal.SIGUSR1)
+        finally:
+            os.close(worker)
 
 
 def _size(file: Path) -> int:

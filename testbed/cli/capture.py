@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from testbed.cli import CommandError
-from testbed.cli.options import json_option, lab_option, print_json, sentences
+from testbed.cli.options import json_option, lab_option, lab_or_only, print_json, sentences
 
 if TYPE_CHECKING:
     from testbed.capture.session import Outcome
@@ -46,7 +46,7 @@ def capture(lab: str | None, as_json: bool, name: str, file: str, force: bool, *
     """
     from testbed.capture.session import capture as run
     from testbed.capture.session import open_output
-    from testbed.lab.record import LabError, find_record
+    from testbed.lab.record import LabError
 
     order = _order(name, options)
     created: list[Path] = []
@@ -60,7 +60,7 @@ def capture(lab: str | None, as_json: bool, name: str, file: str, force: bool, *
 
     if file == "-" and (as_json or sys.stdout.isatty()):
         raise click.UsageError("-w - writes packets to standard output; send it to a program, and leave --json out")
-    record = find_record(lab)
+    record = lab_or_only(lab)
     try:
         outcome = run(record, order, open_out, _progress(name, file))
     except LabError:

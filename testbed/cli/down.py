@@ -1,8 +1,14 @@
 """`pddbed down`: end labs and leave nothing of them."""
 
+import sys
+from typing import TYPE_CHECKING
+
 import click
 
 from testbed.cli.options import lab_option, sentences, working
+
+if TYPE_CHECKING:
+    from testbed.lab.record import Record
 
 
 @click.command()
@@ -11,7 +17,12 @@ from testbed.cli.options import lab_option, sentences, working
 @click.option("--all", "all_labs", is_flag=True, help="Every lab of this user.")
 @sentences
 def down(lab_argument: str | None, lab: str | None, all_labs: bool) -> None:
-    """End a lab and everything in it. Succeeds when it is already gone."""
+    """End a lab and everything in it. Succeeds when it is already gone.
+
+    Without a name, the only lab that is up: asks first, or wants the name where there is no terminal, when another
+    user or another checkout raised it.
+    """
+    from testbed.lab.origin import describe
     from testbed.lab.record import find_record, live_records, state_root, sweep_dead
     from testbed.lab.start import down as end_lab
 
@@ -26,13 +37,31 @@ def down(lab_argument: str | None, lab: str | None, all_labs: bool) -> None:
         chosen = [record for record in records if record.name == name][:1]  # this user's own comes before root's
     elif records:
         chosen = [find_record(None)]
+        _ask_where_foreign(chosen[0])
     else:
         chosen = []
     for record in chosen:
+        shown = describe(record) if all_labs or name is None else f'lab "{record.name}"'
         with working(f'ending lab "{record.name}"'):
             end_lab(record)
-        click.echo(f'lab "{record.name}" is down')
+        click.echo(f"{shown} is down")
     for name_swept in swept:
         click.echo(f'lab "{name_swept}" had died; its record is swept')
     if not chosen and not swept:
         click.echo(f'lab "{name}" is not up' if name else "no lab is up")
+
+
+def _ask_where_foreign(record: "Record") -> None:
+    """Nobody named the lab. Raises LabError unless it is this user's from here, or the terminal says yes."""
+    from testbed.lab.origin import describe, foreign
+    from testbed.lab.record import LabError
+
+    whose = foreign(record)
+    if whose is None:
+        return
+    said = f"{describe(record)} was raised by {whose}"
+    if sys.stdin.isatty() and sys.stderr.isatty():
+        if click.confirm(f"{said}; end it?", err=True):
+            return
+        raise LabError(f'lab "{record.name}" stays up')
+    raise LabError(f"{said}; name it to end it: pddbed down {record.name}")

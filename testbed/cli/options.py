@@ -5,12 +5,15 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from testbed.cli import CommandError
 from testbed.lab.record import LabError
+
+if TYPE_CHECKING:
+    from testbed.lab.record import Record
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -29,6 +32,21 @@ def sentences(command: F) -> F:
             raise CommandError(str(error)) from None
 
     return wrapped  # type: ignore[return-value]
+
+
+def lab_or_only(name: str | None) -> "Record":
+    """The named lab, or the only one: then standard error says which that is, and whose where it is somebody else's.
+
+    For commands that change a lab, load it or write what they find there. Raises LabError.
+    """
+    from testbed.lab.origin import describe, foreign
+    from testbed.lab.record import find_record
+
+    record = find_record(name)
+    if name is None:
+        whose = foreign(record)
+        click.echo(f"pddbed: {describe(record)}" + (f", raised by {whose}" if whose else ""), err=True)
+    return record
 
 
 @contextmanager

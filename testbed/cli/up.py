@@ -6,12 +6,15 @@ import signal
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from testbed.cli import CommandError
 from testbed.cli.options import json_option, print_json, sentences
+
+if TYPE_CHECKING:
+    from testbed.lab.record import Record
 
 
 def _parse_api(_ctx: click.Context, _param: click.Parameter, value: str | None) -> tuple[str, int] | None:
@@ -57,8 +60,7 @@ def up(
     """
     from testbed.cli.files import load_or_fail
     from testbed.lab.preflight import check
-    from testbed.lab.record import find_record
-    from testbed.lab.start import UpOptions, down
+    from testbed.lab.start import UpOptions
     from testbed.lab.start import up as start_lab
 
     plan = load_or_fail(file, name)
@@ -86,20 +88,33 @@ def up(
     except OSError as error:
         raise CommandError(f'lab "{plan.name}" is up, but that cannot be written here ({error.strerror})') from None
     if foreground:
-        _stay(plan.name)
-        down(find_record(plan.name))
+        _stay(plan.name, state["started"])
+        _end_own(plan.name, state["started"])
 
 
-def _stay(name: str) -> None:
-    """Until Ctrl-C, SIGTERM or the end of the terminal. Raises CommandError when the lab ends by itself."""
+def _own(name: str, started: float) -> "Record | None":
+    """The lab that this command raised, while it lives: another of its name may have come after it."""
     from testbed.lab.record import live_records
 
+    return next((r for r in live_records() if r.name == name and r.state().get("started") == started), None)
+
+
+def _end_own(name: str, started: float) -> None:
+    from testbed.lab.start import down
+
+    record = _own(name, started)
+    if record is not None:
+        down(record)
+
+
+def _stay(name: str, started: float) -> None:
+    """Until Ctrl-C, SIGTERM or the end of the terminal. Raises CommandError when the lab ends by itself."""
     try:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.default_int_handler)
         with suppress(OSError):
             click.echo("Ctrl-C takes the lab down.", err=True)
-        while any(record.name == name for record in live_records()):
+        while _own(name, started) is not None:
             time.sleep(0.5)
     except KeyboardInterrupt:
         return

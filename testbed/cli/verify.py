@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from testbed.cli.options import json_option, lab_option, print_json, sentences
+from testbed.cli.options import json_option, lab_option, lab_or_only, print_json, sentences
 
 # Warming TCP over the longest round trip, 20,000 loss probes and the trains, for several links.
 PATIENCE_S = 900.0
@@ -20,9 +20,8 @@ def verify(lab: str | None, quick: bool, as_json: bool) -> None:
     """Measure delay, jitter, rate, loss and queue of every link, both ways, and what each fabric gives. Status 1
     outside tolerance."""
     from testbed.lab.control import ask_lab
-    from testbed.lab.record import find_record
 
-    record = find_record(lab)
+    record = lab_or_only(lab)
     if as_json:
         result, _ = ask_lab(record, {"op": "verify", "quick": quick}, PATIENCE_S)
         print_json(result)

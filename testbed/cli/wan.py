@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from testbed.cli.options import json_option, lab_option, print_json, sentences, table_console
+from testbed.cli.options import json_option, lab_option, lab_or_only, print_json, sentences, table_console
 from testbed.cli.wan_play import describe_playing, play
 
 
@@ -87,7 +87,7 @@ def _ask(lab: str | None, request: dict[str, Any]) -> dict[str, Any]:
     from testbed.lab.control import ask_lab
     from testbed.lab.record import find_record
 
-    reply, _ = ask_lab(find_record(lab), request)
+    reply, _ = ask_lab(find_record(lab) if request["op"] == "wan-show" else lab_or_only(lab), request)
     return reply
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from testbed.cli import CommandError
-from testbed.cli.options import json_option, lab_option, print_json, sentences
+from testbed.cli.options import json_option, lab_option, lab_or_only, print_json, sentences
 
 _READY_PATIENCE_S = 600.0
 _POLL_S = 0.2
@@ -31,17 +31,16 @@ def play(lab: str | None, as_json: bool, file: str | None, at_ready: bool, wait:
     anything begins; every change is recorded in congestion.jsonl in the lab's records.
     """
     from testbed.lab.control import ask_lab
-    from testbed.lab.record import find_record
 
     if stop == (file is not None):
         raise click.UsageError("name a FILE with a timeline, or --stop" if not stop else "--stop takes no FILE")
     if stop:
-        record = find_record(lab)
+        record = lab_or_only(lab)
         state = ask_lab(record, {"op": "wan-stop"}, timeout_s=60)[0]["congestion"]
     else:
         assert file is not None
         text, shown, folder = _read(file)
-        record = _ready_record(lab) if at_ready else find_record(lab)
+        record = _ready_record(lab) if at_ready else lab_or_only(lab)
         reply, _ = ask_lab(record, {"op": "wan-show"})
         timeline = _timeline(text, shown, folder, reply)
         state = ask_lab(record, {"op": "wan-play", "timeline": timeline.to_dict()}, timeout_s=60)[0]["congestion"]

@@ -90,9 +90,11 @@ def _die_with_parent() -> None:
 def _wait(child: int) -> int:
     """The child's status. The terminal's signals are the child's business; the others are passed on to it."""
 
+    process = os.pidfd_open(child)  # once it has been waited for, its number may be another's
+
     def pass_on(number: int, _frame: object) -> None:
         with suppress(ProcessLookupError):
-            os.kill(child, number)
+            signal.pidfd_send_signal(process, number)
 
     before: dict[signal.Signals, Any] = {}
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP):
@@ -104,5 +106,6 @@ def _wait(child: int) -> int:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        os.close(process)
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code

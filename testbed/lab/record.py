@@ -1,14 +1,14 @@
 """A lab's record: the directory under /run that says a lab exists, and whether it is alive.
 
 Owns names, paths, locking and sweeping. A lab is alive exactly while its guardian holds the POSIX lock on
-`guardian.lock`; the kernel drops that lock however the guardian dies, so no pid file can lie. What else lies in the
-root is rubbish (of a crash, or of somebody's hand) and is swept; a symbolic link is never followed out of it.
+`guardian.lock`; the kernel drops that lock however the guardian dies, so no pid file can lie. A record carries our mark
+(`testbed.owned`) and is swept when its lab is dead; what else lies in the root is somebody's and stays.
 """
 
 import fcntl
 import json
 import os
-import shutil
+import signal
 import stat
 import struct
 import tempfile
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from testbed import owned
 from testbed.lab import cgroups
 
 
@@ -29,6 +30,7 @@ class LabError(Exception):
 ROOTS_LABS = Path("/run/pddbed")
 MAX_SOCKET_PATH = 107  # sun_path without its NUL, unix(7)
 ELSEWHERE = 0  # stands for the guardian's pid where it lives outside this process's PID namespace
+KIND = "lab record"
 _LOCK_NAME = ".lock"
 
 
@@ -48,13 +50,13 @@ def state_root() -> Path:
         raise LabError(f"no place for the records of labs: {error.strerror}; set XDG_RUNTIME_DIR or TMPDIR") from None
 
 
-def _is_own_directory(path: Path) -> bool:
-    """Whether only this user, who owns it, can change what lies in the directory."""
+def _is_own_directory(path: Path, uid: int | None = None) -> bool:
+    """Whether only its owner, this user where no `uid` is named, can change what lies in the directory."""
     try:
         found = path.lstat()
     except OSError:
         return False
-    mine = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    mine = stat.S_ISDIR(found.st_mode) and found.st_uid == (os.geteuid() if uid is None else uid)
     return mine and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
@@ -80,6 +82,11 @@ class Record:
     @property
     def state_file(self) -> Path:
         return self.directory / "state.json"
+
+    @property
+    def origin_file(self) -> Path:
+        """Who raised the lab; see `origin`."""
+        return self.directory / "origin.json"
 
     @property
     def lock_file(self) -> Path:
@@ -134,19 +141,54 @@ class Record:
     def guardian_pid(self) -> int | None:
         """The process that holds the lock, or None when the lab is dead (or was never started).
 
-        `ELSEWHERE` when it lives outside this process's PID namespace: whoever asks is inside a lab or a container.
+        `ELSEWHERE` when it lives outside this process's PID namespace: whoever asks is inside a lab or a container. No
+        other number below 1 is ever returned.
         """
         try:
             fd = os.open(self.lock_file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError:
             return None
         try:
+            found = os.fstat(fd)
+            if not stat.S_ISREG(found.st_mode) or found.st_uid != self.directory.lstat().st_uid:
+                return None
+            # Asked as a reader: another reader's lock, which every user may hold, is none that counts, and to hold the
+            # writer's one must be able to write.
             # struct flock { short type, whence; off_t start, len; pid_t pid; } on 64-bit Linux
-            request = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            request = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
             kind, _, _, _, pid = struct.unpack("hhqqi4x", fcntl.fcntl(fd, fcntl.F_GETLK, request))
+        except OSError:
+            return None
         finally:
             os.close(fd)
-        return None if kind == fcntl.F_UNLCK else pid
+        # The kernel says -1 of a lock that belongs to an open file instead of a process; a guardian's does not.
+        return None if kind == fcntl.F_UNLCK or pid < 0 else pid
+
+    def signal_guardian(self, guardian: int, number: int) -> bool:
+        """Send `number` to the process that holds the lock, if it is still `guardian`; False when it is not.
+
+        Raises PermissionError. What is signalled is held by a descriptor while the lock is read again, so that its
+        number cannot have gone to another process.
+        """
+        if guardian <= 0:
+            return False
+        try:
+            process = os.pidfd_open(guardian)
+        except ProcessLookupError:
+            return False
+        try:
+            if self.guardian_pid() != guardian:
+                return False
+            signal.pidfd_send_signal(process, number)
+        except ProcessLookupError:
+            return False
+        finally:
+            os.close(process)
+        return True
+
+    def is_dead(self) -> bool:
+        """Whether this is a record, and no lab's."""
+        return owned.is_ours(self.directory, KIND) and self.guardian_pid() is None
 
     def is_held_by(self, lock: int) -> bool:
         """Whether `lock`, as `take` returned it, is still this record's: somebody may have removed the record since,
@@ -160,18 +202,17 @@ class Record:
     def sweep(self) -> None:
         """Remove what the kernel does not: cgroup directories and the record itself. Only for a dead lab.
 
-        The record moves aside in one step first, so that a new lab may take the name at once.
+        The record moves aside in one step first, so that a new lab may take the name at once. What is no record stays.
         """
+        if not owned.is_ours(self.directory, KIND):
+            return
         cgroups.remove_lab(self.name)
         doomed = self.directory.with_name(f".{self.name.lstrip('.')}.{os.getpid()}.{time.monotonic_ns()}")
         try:
             self.directory.rename(doomed)
         except FileNotFoundError:
             return
-        if doomed.is_dir() and not doomed.is_symlink():
-            shutil.rmtree(doomed, ignore_errors=True)
-        else:
-            doomed.unlink(missing_ok=True)
+        owned.remove(doomed, KIND)
 
 
 @contextmanager
@@ -200,7 +241,9 @@ def registry() -> Iterator[Path]:
 
 
 def _entries(root: Path) -> list[Record]:
-    """Whatever lies in a root of records, the lock apart; nothing where one cannot look."""
+    """Whatever lies in a root of records, the lock apart; nothing where one cannot look, or others can write."""
+    if not _is_own_directory(root, 0 if root == ROOTS_LABS else None):
+        return []
     try:
         return [Record(path) for path in sorted(root.iterdir()) if path.name != _LOCK_NAME]
     except OSError:
@@ -224,11 +267,19 @@ def create_record(root: Path, name: str) -> Record:
         )
     record.sweep()
     try:
-        record.directory.mkdir(mode=0o755)
-        record.host_logs.mkdir(parents=True)
-        record.results.mkdir()
+        made = Record(owned.make_aside(root, name, KIND))
+        try:
+            made.directory.chmod(0o755)
+            made.host_logs.mkdir(parents=True)
+            made.results.mkdir()
+            made.directory.rename(record.directory)
+        finally:
+            owned.remove(made.directory, KIND)
     except OSError as error:
-        record.sweep()
+        if os.path.lexists(record.directory):
+            raise LabError(
+                f"{record.directory} is in the way, and no record that pddbed made; move it, or choose another --name"
+            ) from None
         raise LabError(
             f'cannot make the record of lab "{name}" in {root} ({error.strerror}); make room there, or make it writable'
         ) from None
@@ -239,11 +290,11 @@ def sweep_dead() -> list[str]:
     """Sweep every dead lab of this user, and what crashes have left; returns the names of the labs."""
     swept = []
     with suppress(LabError):  # nothing can be swept where records cannot be kept
-        if not any(record.guardian_pid() is None for record in _entries(state_root())):
+        if not any(record.is_dead() for record in _entries(state_root())):
             return []
         with registry() as root:
             for record in _entries(root):
-                if record.guardian_pid() is None:
+                if record.is_dead():
                     record.sweep()
                     if not record.name.startswith("."):
                         swept.append(record.name)

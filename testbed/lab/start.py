@@ -17,6 +17,7 @@ from typing import Any, TextIO
 from testbed.lab import sandbox
 from testbed.lab.control import ask_lab
 from testbed.lab.environment import hosts_file
+from testbed.lab.origin import own_origin, write_origin
 from testbed.lab.record import ELSEWHERE, LabError, Record, create_record, refuse_taken, registry, sweep_dead
 from testbed.topology.plan import LabPlan
 
@@ -92,6 +93,7 @@ def _start_guardian(plan: LabPlan, options: UpOptions, opened: ExitStack) -> tup
         record = create_record(root, plan.name)
         try:
             record.hosts_file.write_text(hosts_file(plan))  # becomes the lab's /etc/hosts
+            write_origin(record, own_origin(plan.file))
             settings = Settings(options.driver, options.with_workers, api, published, options.verify, started)
             keep = tuple(listener.fileno() for listener in listening)
             guardian = sandbox.start(record, Supervisor(plan, record, settings).run, tether, started, keep)
@@ -179,10 +181,9 @@ def down(record: Record) -> None:
         if guardian is None:
             break
         try:
-            os.kill(guardian, number)
-            os.kill(guardian, signal.SIGCONT)  # a stopped one would not hear it
-        except ProcessLookupError:
-            break
+            if not record.signal_guardian(guardian, number):
+                break
+            record.signal_guardian(guardian, signal.SIGCONT)  # a stopped one would not hear it
         except PermissionError:
             raise LabError(f'lab "{record.name}" belongs to another user; use sudo') from None
         if _gone(record, GRACE_S):

@@ -12,10 +12,10 @@ import tempfile
 import time
 from pathlib import Path
 
+from testbed import owned
 from testbed.vagrant import machine, sandbox
 from testbed.vagrant.errors import VagrantError
 
-DEFAULT_CACHE = Path("/var/cache/pddbed")
 SETTLE_S = 10  # the kernel ends processes and mounts of a killed namespace in the background
 
 
@@ -44,6 +44,7 @@ def run(port: int, results: Path, box_only: bool) -> int:
         before = machine.host_state()
         work = Path(tempfile.mkdtemp(prefix="run-", dir=cache))
         work.chmod(0o755)
+        owned.mark(work, sandbox.KIND)
         try:
             arguments = [str(cache), str(work), str(port)] + ["--box-only"] * box_only
             status = sandbox.run("testbed.vagrant.inside", arguments)
@@ -60,10 +61,10 @@ def run(port: int, results: Path, box_only: bool) -> int:
 
 
 def cache_directory() -> Path:
-    """$PDDBED_CACHE or /var/cache/pddbed, and `vagrant` below it; made when it is not there. Raises VagrantError."""
-    cache = Path(os.environ.get("PDDBED_CACHE") or DEFAULT_CACHE).absolute() / "vagrant"
+    """`pddbed/vagrant` below $PDDBED_CACHE or /var/cache; made when it is not there. Raises VagrantError."""
+    cache = owned.cache_directory("vagrant")
     try:
-        cache.mkdir(parents=True, exist_ok=True)
+        owned.make_cache(cache)
     except OSError as error:
         raise VagrantError(
             f"the cache {cache} cannot be made ({error.strerror}); set PDDBED_CACHE to another directory"
@@ -91,7 +92,7 @@ class only_one:
 
 def sweep(cache: Path) -> None:
     """Remove what a run left here that was killed with its parent."""
-    for directory in cache.glob("run-*"):
+    for directory in owned.ours(cache, sandbox.KIND):
         sandbox.remove(directory)
 
 

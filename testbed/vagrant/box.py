@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from testbed import owned
 from testbed.vagrant.errors import VagrantError
 
 BOX_NAME = "debian/bookworm64"  # as the Vagrantfile has it
@@ -23,6 +24,7 @@ HERE = Path(__file__).parent
 RECIPE = ("build-box.sh", "guest-packages.sh")
 INSTALLED = ("dependencies", "optional-dependencies", "scripts")  # what pip makes of pyproject.toml
 MANIFEST = "manifest.json"
+KIND = "Vagrant box"
 GUEST_PYTHON = (3, 11)  # Debian 12's
 CHUNK_BYTES = 1 << 20
 
@@ -112,22 +114,23 @@ def build(cache: Path, project: Path, work: Path, add: Callable[[Path], Path], s
     shutil.rmtree(contents)
     finished = work / "finished"
     finished.mkdir()
+    final = cache / f"box-{key_of(project)}"
+    owned.mark(finished, KIND, final.name)
     shutil.move(add(file), finished / "boxes")
     file.unlink()
     for path in finished.rglob("*"):
         path.chmod(0o755 if path.is_dir() else 0o644)
         os.chown(path, 0, 0)  # Vagrant, an ordinary user, reads it only
     (finished / MANIFEST).write_text(json.dumps(digests(finished), indent=0))
-    final = cache / f"box-{key_of(project)}"
     finished.rename(final)
     return Box(final)
 
 
 def remove_others(cache: Path, kept: Box) -> None:
     """Remove boxes that were made of something else: nothing asks for them any more."""
-    for directory in cache.glob("box-*"):
+    for directory in owned.ours(cache, KIND):
         if directory != kept.directory:
-            shutil.rmtree(directory, ignore_errors=True)
+            owned.remove(directory, KIND)
 
 
 def _sha256(path: Path) -> str:

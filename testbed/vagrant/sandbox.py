@@ -7,7 +7,6 @@ one for Vagrant and libvirt's session.
 
 import os
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,10 +15,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from testbed import interpreter
+from testbed import interpreter, owned
 from testbed.netns import call
 from testbed.vagrant.user import NAME, Guest, choose
 
+KIND = "Vagrant run"
 PR_SET_PDEATHSIG = 1
 PLACE = Path("/mnt")  # socket paths below it must stay under 108 bytes, wherever the cache is
 
@@ -135,7 +135,7 @@ def own(directory: Path, guest: Guest) -> None:
 
 def remove(work: Path) -> None:
     """Remove a run's directory, when the run is over."""
-    shutil.rmtree(work, ignore_errors=True)
+    owned.remove(work, KIND)
 
 
 def _mount(*arguments: str) -> None:

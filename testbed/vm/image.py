@@ -1,7 +1,7 @@
 """The VM's image: kernel, modules and initramfs in a cache directory, built once and checked before each use.
 
 Owns the cache's layout, its lock and its manifest. An image is written beside its final place and renamed, so
-that an interrupted build leaves nothing that looks finished. Touches only files below the cache directory.
+that an interrupted build leaves nothing that looks finished. Removes only images that carry our mark.
 """
 
 import fcntl
@@ -9,12 +9,12 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from testbed import owned
 from testbed.vm import initramfs, kernel, tools
 from testbed.vm.bzimage import elf_kernel
 from testbed.vm.errors import VmError
@@ -25,6 +25,7 @@ BUILDERS = (
     *(Path(__file__).with_name(f"{name}.py") for name in ("image", "kernel", "bzimage", "initramfs")),
 )
 MANIFEST = "manifest.json"
+KIND = "VM image"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +50,8 @@ class VmImage:
 
 
 def default_cache() -> Path:
-    """$PDDBED_CACHE, else /var/cache/pddbed/vm for root, else pddbed/vm in the user's cache directory."""
-    if chosen := os.environ.get("PDDBED_CACHE"):
-        return Path(chosen).absolute()
-    if os.geteuid() == 0:
-        return Path("/var/cache/pddbed/vm")
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pddbed" / "vm"
+    """`pddbed/vm` below $PDDBED_CACHE, below /var/cache for root, below the user's own cache directory for others."""
+    return owned.cache_directory("vm")
 
 
 def ensure_image(cache: Path, say: Callable[[str], None], newest: bool = False) -> VmImage:
@@ -74,7 +71,7 @@ def ensure_image(cache: Path, say: Callable[[str], None], newest: bool = False) 
             if is_intact(image):
                 return image
             say(f"the VM's image in {image.directory} is damaged; building it again")
-            shutil.rmtree(image.directory)
+            _remove_damaged(image.directory)
         packages = kernel.candidate_packages()
         release = kernel.kernel_release(packages[0])
         final = cache / _key(release)
@@ -82,7 +79,7 @@ def ensure_image(cache: Path, say: Callable[[str], None], newest: bool = False) 
             image = VmImage(final, release)
             if is_intact(image):
                 return image
-            shutil.rmtree(final)
+            _remove_damaged(final)
         say(f"building the VM's image once, from {packages[0]} (a download of about 70 MB)")
         _build(final, packages, release, busybox)
         _remove_others(cache, final)
@@ -134,7 +131,7 @@ def _find(cache: Path) -> VmImage | None:
 
 
 def _build(final: Path, packages: list[str], release: str, busybox: Path) -> None:
-    work = Path(tempfile.mkdtemp(prefix=".building-", dir=final.parent))
+    work = owned.make_aside(final.parent, final.name, KIND)
     try:
         work.chmod(0o755)
         downloads = work / "packages"
@@ -158,16 +155,25 @@ def _build(final: Path, packages: list[str], release: str, busybox: Path) -> Non
         raise
 
 
+def _remove_damaged(directory: Path) -> None:
+    """Raises VmError where it is not an image of ours."""
+    if not owned.remove(directory, KIND):
+        raise VmError(
+            f"{directory} is in the way of the VM's image, and nothing that pddbed made; move it away, or set "
+            "PDDBED_CACHE to another directory"
+        )
+
+
 def _remove_others(cache: Path, kept: Path) -> None:
-    """Remove images of older programs and kernels (110 MB each) that no VM is using."""
-    for directory in cache.glob("*+*"):
+    """Remove images of older programs and kernels (110 MB each) that no VM is using, and builds that were killed."""
+    for directory in owned.ours(cache, KIND):
         if directory == kept:
             continue
         with suppress(OSError):
             lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(directory)
+                owned.remove(directory, KIND)
             finally:
                 os.close(lock)
 
@@ -183,7 +189,7 @@ def _digests(directory: Path) -> dict[str, str]:
 @contextmanager
 def _locked(cache: Path) -> Iterator[None]:
     try:
-        cache.mkdir(parents=True, exist_ok=True)
+        owned.make_cache(cache)
         lock = os.open(cache / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise VmError(

@@ -1,7 +1,7 @@
 """One command for the VM, as files that the guest reads: argv, environment, place, nonce, output directory.
 
-Owns the job directory's layout (guest/session.sh reads it) and its removal. A directory is locked while its
-process lives, so that a later run can sweep what a killed one left.
+Owns the job directory's layout (guest/session.sh reads it) and its removal. A directory carries our mark and is locked
+while its process lives, so that a later run can sweep what a killed one left, and nothing else.
 """
 
 import fcntl
@@ -15,6 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from testbed import owned
+
+KIND = "VM job"
 SESSION_SCRIPT = Path(__file__).parent / "guest" / "session.sh"
 GUEST_OUTPUT = "/job/out"  # in the guest; named by PDDBED_VM_OUTPUT there
 # Emulated timers: half are 0.1 ms late, one in a hundred 5 ms, on a busy machine some even 50 ms.
@@ -73,6 +76,7 @@ def job_directory(job: VmJob, module_tree: Path, parent: Path) -> Iterator[tuple
     directory = Path(tempfile.mkdtemp(prefix="job-", dir=parent))
     lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     fcntl.flock(lock, fcntl.LOCK_EX)
+    owned.mark(directory, KIND)  # what is marked and not locked may be swept
     try:
         nonce = secrets.token_hex(16).encode()
         (directory / "out").mkdir()
@@ -92,14 +96,14 @@ def job_directory(job: VmJob, module_tree: Path, parent: Path) -> Iterator[tuple
 
 def sweep(parent: Path) -> None:
     """Remove the directories of runs that were killed: nobody holds their lock."""
-    for directory in parent.glob("job-*"):
+    for directory in owned.ours(parent, KIND):
         try:
             lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError:
             continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(directory, ignore_errors=True)
+            owned.remove(directory, KIND)
         except OSError:
             pass  # its run lives
         finally:

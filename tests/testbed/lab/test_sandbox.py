@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from testbed import owned
 from tests.conftest import ROOT, run_pddbed, traces_of_labs
 
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("leaves_nothing")]
@@ -102,29 +103,27 @@ def test_a_lab_whose_record_was_removed_ends_and_spares_the_next_one_of_its_name
     assert run_pddbed("down", "lost").returncode == 0
 
 
-def test_rubbish_among_the_records_is_swept_and_no_link_is_followed_out(tmp_path: Path) -> None:
+def test_records_of_dead_labs_are_swept_however_odd_and_no_link_is_followed_out(tmp_path: Path) -> None:
     (tmp_path / "kept").touch()
     root = Path("/run/pddbed")
     root.mkdir(exist_ok=True)
-    (root / "rubbish-dir" / "guardian.lock").mkdir(parents=True)
-    (root / "rubbish-dir" / "logs").symlink_to(tmp_path)
-    (root / "rubbish-file").touch()
-    (root / "rubbish-link").symlink_to(tmp_path)
-    (root / "rubbish-fifo").mkdir()
-    os.mkfifo(root / "rubbish-fifo" / "guardian.lock")
+    for name in ("swept-dir", "swept-fifo", ".swept-half.1.2"):
+        (root / name).mkdir()
+        owned.mark(root / name, "lab record", name.strip(".").removesuffix(".1.2"))
+    (root / "swept-dir" / "guardian.lock").mkdir()
+    (root / "swept-dir" / "logs").symlink_to(tmp_path)
+    os.mkfifo(root / "swept-fifo" / "guardian.lock")
     assert run_pddbed("ps", timeout_s=10).returncode == 0
-    assert not list(root.glob("*rubbish*"))
+    assert not [path for path in root.iterdir() if "swept-" in path.name]
     assert (tmp_path / "kept").exists()
 
 
-@pytest.mark.parametrize("taken_by", ["file", "link", "directory"])
-def test_a_name_that_rubbish_has_is_free(tmp_path: Path, taken_by: str) -> None:
+def test_an_empty_directory_by_a_labs_name_is_taken_over() -> None:
     place = Path("/run/pddbed/littered")
-    place.parent.mkdir(exist_ok=True)
-    {"file": place.touch, "link": lambda: place.symlink_to(tmp_path), "directory": place.mkdir}[taken_by]()
+    place.mkdir(parents=True)
     up("littered")
     assert run_pddbed("down", "littered").returncode == 0
-    assert not list(tmp_path.iterdir())
+    assert not place.exists()
 
 
 @pytest.mark.parametrize("content", [b"garbage", b"[1]", b'{"started": "x", "hosts": {}}', b"\xff\xfe"])

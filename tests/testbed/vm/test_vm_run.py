@@ -29,8 +29,8 @@ def console(tmp_path: Path, image: VmImage) -> Callable[..., subprocess.Popen[st
     """Start `pddbed vm run` in a cache directory of its own, to be interrupted."""
 
     def start(*command: str) -> subprocess.Popen[str]:
-        (tmp_path / "cache").mkdir()
-        (tmp_path / "cache" / image.directory.name).symlink_to(image.directory)
+        (tmp_path / "cache" / "pddbed" / "vm").mkdir(parents=True)
+        (tmp_path / "cache" / "pddbed" / "vm" / image.directory.name).symlink_to(image.directory)
         return subprocess.Popen(
             ["nice", "-n", "3", PDDBED, "vm", "run", "--", *command],
             env=os.environ | {"PDDBED_CACHE": str(tmp_path / "cache")},
@@ -120,11 +120,12 @@ def test_ending_the_harness_ends_the_emulator(
     assert status == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[number]
     _, alive = psutil.wait_procs(children, timeout=10)
     assert not alive
-    left = list((tmp_path / "cache").glob("job-*"))
+    cache = tmp_path / "cache" / "pddbed" / "vm"
+    left = list(cache.glob("job-*"))
     if number == signal.SIGKILL:  # nobody could remove the directory; the next run does
         assert len(left) == 1
-        sweep(tmp_path / "cache")
-        left = list((tmp_path / "cache").glob("job-*"))
+        sweep(cache)
+        left = list(cache.glob("job-*"))
     assert left == []
 
 

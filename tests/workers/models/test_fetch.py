@@ -124,8 +124,12 @@ def test_an_unreachable_index_is_one_sentence_with_a_way_out(
 def test_what_a_killed_fetch_left_is_swept_by_the_next(cache: Path, index: Path, entry: Fetchable) -> None:
     (cache / ".fetch-dead/tmp").mkdir(parents=True)
     (cache / ".fetch-dead/half.whl").write_bytes(b"half")
+    (cache / ".fetch-dead/.made-by-pddbed").touch()
+    (cache / ".fetch-of-somebody").mkdir()  # not by us
+    (cache / ".fetch-of-somebody/kept").touch()
     fetch(entry)
-    assert files_in(cache) == [".lock", "small.gguf"]
+    assert files_in(cache) == [".fetch-of-somebody", ".lock", "small.gguf"]
+    assert files_in(cache / ".fetch-of-somebody") == ["kept"]
 
 
 def test_two_fetches_at_once_download_once(cache: Path, index: Path, entry: Fetchable) -> None:
