@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from testbed.cli.surroundings import let_go_of_readers, settle
+from testbed.cli.surroundings import settle, unwritten
 
 # group -> command -> "module:attribute" (imported on use: torch and mininet are slow to import)
 COMMANDS: dict[str, dict[str, str]] = {
@@ -68,8 +68,14 @@ class LazyGroup(click.Group):
         settle()
         try:
             return super().main(*args, **kwargs)
-        finally:
-            let_go_of_readers()
+        except SystemExit as end:
+            problem, code = unwritten(), end.code
+        except OSError as error:  # before any command was invoked: `--help` into a full disk
+            problem, code = unwritten() or error, None
+        if problem is not None and not code:
+            click.echo(f"pddbed: the output cannot be written: {problem.strerror}", err=True)
+            code = 1
+        sys.exit(code)
 
     def invoke(self, ctx: click.Context) -> Any:
         """A full disk, say, is no reason for a traceback. A reader that went away is click's to handle."""

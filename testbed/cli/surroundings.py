@@ -20,17 +20,18 @@ def settle() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
-def let_go_of_readers() -> None:
-    """Write out what is buffered; where nobody reads it any more, the interpreter's own flush at exit finds /dev/null.
-
-    Otherwise that flush makes 120 of whatever status the command ended with.
-    """
+def unwritten() -> OSError | None:
+    """Write out what is buffered. What cannot be written goes to /dev/null, so that the interpreter's own flush at exit
+    does not make 120 of whatever status the command ended with. Returns why, unless nobody reads it any more."""
+    problem = None
     for stream, fd in ((sys.stdout, 1), (sys.stderr, 2)):
         try:
             stream.flush()
-        except BrokenPipeError:
+        except ValueError:  # closed: nothing is left
+            continue
+        except OSError as error:
+            problem = problem if isinstance(error, BrokenPipeError) else error
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, fd)
             os.close(null)
-        except (OSError, ValueError):  # a full disk is told by whoever wrote; a closed stream has nothing left
-            pass
+    return problem

@@ -64,31 +64,21 @@ def test_a_lone_packet_takes_the_time_of_its_bits(line: Line) -> None:
     assert_round_trips(times_ms, line.floor_ms, 2 * 12 / 1.001)
 
 
-def assert_rate(measure: Callable[[], float], backlog: float, record_property: Record) -> None:
-    """`measure` gives a share of the expected rate. One of three must be within 2 %.
-
-    A machine that stands still makes it small; or large, where it stood still before the measured seconds, by the queue
-    that it found then: `backlog` of what was measured. No attempt may exceed that.
-    """
-    shares: list[float] = []
-    for _ in range(3):
-        shares.append(measure())
-        assert shares[-1] <= 1.02 + backlog
-        if abs(shares[-1] - 1) <= 0.02:
-            break
+def assert_rate(report: dict[str, Any], expected_bps: float, record_property: Record) -> None:
+    """The median of the receiver's seconds is within 2 %: a machine that stands still spoils a second or two, a wrong
+    link all of them. A packet more or less in a second is one in 83 at the slowest rate."""
+    seconds = [second["sum"] for second in report["intervals"] if not second["sum"]["omitted"]]
+    shares = [second["bits_per_second"] / expected_bps for second in seconds if second["seconds"] > 0.9]
     record_property("share of the expected rate", " ".join(f"{share:.4f}" for share in shares))
-    assert abs(shares[-1] - 1) <= 0.02, shares
+    assert len(shares) >= 4
+    assert statistics.median(shares) == pytest.approx(1, abs=0.02), shares
 
 
 def test_tcp_gets_the_rate_minus_its_headers(line: Line, record_property: Record) -> None:
-    rate_bps, queue_bytes, seconds = 10_000_000, 125_000, 4
-    line.set(Impairment(rate_bps=rate_bps, delay_ns=5 * MS, queue_bytes=queue_bytes))
-
-    def goodput_share() -> float:
-        report = line.iperf("-O", "3", seconds=seconds)  # slow start is the sender's affair
-        return report["end"]["sum_received"]["bits_per_second"] / (rate_bps * (MTU - 52) / MTU)
-
-    assert_rate(goodput_share, queue_bytes * 8 / rate_bps / seconds, record_property)
+    rate_bps = 10_000_000
+    line.set(Impairment(rate_bps=rate_bps, delay_ns=5 * MS, queue_bytes=125_000))
+    report = line.iperf("-O", "3", seconds=5)  # slow start is the sender's affair
+    assert_rate(report, rate_bps * (MTU - 52) / MTU, record_property)
 
 
 @pytest.mark.parametrize(
@@ -98,17 +88,12 @@ def test_rate_counts_ip_bytes_whatever_the_size_of_packets(
     line: Line, rate_bps: int, ip_bytes: int, record_property: Record
 ) -> None:
     """Counting Ethernet headers as well would give packets of 100 bytes 12 % less."""
-    queue_bytes, seconds = max(20_000, rate_bps // 8 // 20), 3
-    line.set(Impairment(rate_bps=rate_bps, queue_bytes=queue_bytes))
+    line.set(Impairment(rate_bps=rate_bps, queue_bytes=max(20_000, rate_bps // 8 // 20)))
     dropped = line.count("dropped_queue"), line.count("dropped_unasked")
     payload = ip_bytes - UDP_HEADERS
     offered = int(1.3 * rate_bps * payload / ip_bytes)
-
-    def share() -> float:
-        report = line.iperf("-u", "-l", str(payload), "-b", str(offered), "-O", "1", seconds=seconds)
-        return report["end"]["sum_received"]["bits_per_second"] * ip_bytes / payload / rate_bps
-
-    assert_rate(share, queue_bytes * 8 / rate_bps / seconds, record_property)
+    report = line.iperf("-u", "-l", str(payload), "-b", str(offered), "-O", "1", seconds=5)
+    assert_rate(report, rate_bps * payload / ip_bytes, record_property)
     assert line.count("dropped_queue") > dropped[0]
     assert line.count("dropped_unasked") == dropped[1]
 

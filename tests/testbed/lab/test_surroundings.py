@@ -57,7 +57,9 @@ def test_output_that_cannot_be_written_is_said_in_a_sentence_and_the_lab_is_up()
     assert done.returncode == 1
     assert f'lab "{LAB}" is up' in done.stderr
     assert is_up()
-    assert shell(f"{PDDBED} status -l {LAB} >/dev/full").returncode == 1
+    for command in (f"status -l {LAB}", "ps", "schema", "--help"):
+        refused = shell(f"{PDDBED} {command} >/dev/full")
+        assert (refused.returncode, refused.stderr.count("No space left on device")) == (1, 1), command
 
 
 def test_a_lab_holds_none_of_its_callers_pipes() -> None:

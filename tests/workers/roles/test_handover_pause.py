@@ -100,28 +100,17 @@ async def one_hand_over(
 
 
 def measured(
-    tiny: LoadedModel,
-    directory: Path,
-    mode: str,
-    relay_step_s: float,
-    main_step_s: float,
-    bound_ms: float,
-    tokens: int = 60,
+    tiny: LoadedModel, directory: Path, mode: str, relay_step_s: float, main_step_s: float, tokens: int = 60
 ) -> dict[str, Any]:
-    """The record of an answer with a pause within the bound; or of the third one: others may want the CPU."""
-    expected = generate(tiny, PROMPT, Sampling(max_tokens=tokens, ignore_eos=True))
-    for attempt in range(3):
-        folder = directory / str(attempt)
-        record, ids = run(one_hand_over(tiny, folder, mode, relay_step_s, main_step_s, tokens))
-        assert ids == expected
-        assert record["pdd_handoff_mode"] == mode
-        if record["pdd_handoff_pause_ms"] <= bound_ms:
-            break
+    """The record of an answer that is the control's."""
+    record, ids = run(one_hand_over(tiny, directory, mode, relay_step_s, main_step_s, tokens))
+    assert ids == generate(tiny, PROMPT, Sampling(max_tokens=tokens, ignore_eos=True))
+    assert record["pdd_handoff_mode"] == mode
     return record
 
 
 def test_one_shot_pauses_for_a_round_trip_and_the_extend(tiny: LoadedModel, tmp_path: Path) -> None:
-    record = measured(tiny, tmp_path, "one-shot", 0.03, 0.03, bound_ms=1e3 * RTT_S + 80)
+    record = measured(tiny, tmp_path, "one-shot", 0.03, 0.03)
     (extend,) = [span for span in record["pdd_spans"] if span["name"] == "extend"]
     expected = 1e3 * RTT_S + (extend["end_ns"] - extend["start_ns"]) / 1e6
     assert 1e3 * RTT_S < record["pdd_handoff_pause_ms"] < expected + 40, "and what is left of the relay's step"
@@ -129,7 +118,7 @@ def test_one_shot_pauses_for_a_round_trip_and_the_extend(tiny: LoadedModel, tmp_
 
 def test_catch_up_pauses_for_at_most_a_round_trip_and_two_steps(tiny: LoadedModel, tmp_path: Path) -> None:
     bound_ms = 1e3 * (RTT_S + 2 * 0.04)
-    record = measured(tiny, tmp_path, "catch-up", 0.03, 0.03, bound_ms)
+    record = measured(tiny, tmp_path, "catch-up", 0.03, 0.03)
     assert 1e3 * RTT_S < record["pdd_handoff_pause_ms"] <= bound_ms
     assert record["pdd_handoff_recomputed"] <= 3, "the rest was computed before the relay stopped"
     assert record["pdd_handoff_rounds"] > 2
@@ -137,11 +126,11 @@ def test_catch_up_pauses_for_at_most_a_round_trip_and_two_steps(tiny: LoadedMode
 
 def test_overlap_hides_the_round_trip_where_main_decode_is_faster(tiny: LoadedModel, tmp_path: Path) -> None:
     bound_ms = 1e3 * 2 * 0.06
-    record = measured(tiny, tmp_path, "overlap", 0.06, 0.02, bound_ms)
+    record = measured(tiny, tmp_path, "overlap", 0.06, 0.02)
     assert record["pdd_handoff_pause_ms"] <= bound_ms < 1e3 * RTT_S
 
 
 def test_overlap_with_an_equal_main_decode_is_no_worse_than_catch_up(tiny: LoadedModel, tmp_path: Path) -> None:
     bound_ms = 1e3 * (RTT_S + 2 * 0.04)
-    record = measured(tiny, tmp_path, "overlap", 0.03, 0.03, bound_ms, tokens=90)
+    record = measured(tiny, tmp_path, "overlap", 0.03, 0.03, tokens=90)
     assert record["pdd_handoff_pause_ms"] <= bound_ms
