@@ -123,6 +123,6 @@ def _model(file: TopologyFile, path: Path | None) -> dict[str, Any]:
     """As the workers read it; a relative path to a checkpoint is relative to the topology file."""
     model = file.model.model_dump(mode="json")
     name = Path(file.model.name).expanduser()
-    if "/" in file.model.name or name.suffix == ".gguf":
+    if "/" in file.model.name or name.suffix.lower() == ".gguf":
         model["name"] = str((path.parent if path is not None else Path.cwd()) / name)
     return model

@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
 import msgspec
 from fastapi import FastAPI, Request, Response
@@ -27,8 +26,7 @@ def build_app(dispatcher: Dispatcher, admission: Admission) -> FastAPI:
     """The application in front of `dispatcher`."""
     app = FastAPI(title="pddbed gateway", docs_url=None, redoc_url=None, openapi_url=None)
     loaded = dispatcher.loaded
-    # a path names a model on one machine only; its configuration's name means something to a client
-    model_id = loaded.spec.name if "/" not in loaded.spec.name else Path(loaded.spec.name).stem
+    model_id = loaded.config.name  # a path would mean something on one machine only
     generation = Generation(dispatcher, admission, model_id)
     metrics_of = Metrics(dispatcher, admission)
     bodies = Bodies()

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from workers.gateway.errors import ApiError
-from workers.models import LoadedModel, ModelError
+from workers.gateway.errors import SERVER_ERROR, ApiError
+from workers.models import ChatRefusal, LoadedModel, TemplateFault
 
 LONG_TEXT = 20_000  # characters: tokenised on another thread, so that other answers keep streaming
 MAX_TOKEN_BYTES = 256  # no vocabulary has longer ones; so much longer than the context, a text need not be tokenised
@@ -29,8 +29,10 @@ class Prompts:
         apply = self._tokenizer.apply_chat_template
         try:
             return await asyncio.to_thread(apply, messages) if length > LONG_TEXT else apply(messages)
-        except ModelError as error:
+        except ChatRefusal as error:
             raise ApiError(400, str(error), param="messages") from None
+        except TemplateFault as error:  # the model's own fault
+            raise ApiError(500, str(error), kind=SERVER_ERROR) from None
 
     def check(self, prompt: list[int], param: str) -> None:
         """Not empty, of this vocabulary, and room for an answer."""

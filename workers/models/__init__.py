@@ -7,21 +7,34 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from workers.models.chat import ChatRefusal, TemplateFault
     from workers.models.config import ModelConfig, ModelError, ModelSpec
     from workers.models.load import LoadedModel, load_model
     from workers.models.tokenizer import Detokenizer, Tokenizer
 
 _HOMES = {
+    "ChatRefusal": "chat",
     "ModelConfig": "config",
     "ModelError": "config",
     "ModelSpec": "config",
     "LoadedModel": "load",
     "load_model": "load",
     "Detokenizer": "tokenizer",
+    "TemplateFault": "chat",
     "Tokenizer": "tokenizer",
 }
 
-__all__ = ["Detokenizer", "LoadedModel", "ModelConfig", "ModelError", "ModelSpec", "Tokenizer", "load_model"]
+__all__ = [
+    "ChatRefusal",
+    "Detokenizer",
+    "LoadedModel",
+    "ModelConfig",
+    "ModelError",
+    "ModelSpec",
+    "TemplateFault",
+    "Tokenizer",
+    "load_model",
+]
 
 
 def __getattr__(name: str) -> Any:

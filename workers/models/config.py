@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+import os
+import re
 from dataclasses import dataclass
+from pathlib import Path
+
+_PART = re.compile(r"-(\d{5})-of-(\d{5})$")
 
 
 class ModelError(Exception):
     """A model that cannot be had: one sentence naming it, what is wrong and the next step."""
+
+
+def model_name(path: Path) -> str:
+    """What clients call the model at `path`: the last part of the path, whatever dots are in it.
+
+    A GGUF file's name goes without its ending and its number among several parts, and a snapshot in a Hugging Face
+    cache has its repository's name.
+    """
+    place = Path(os.path.abspath(path))  # noqa: PTH100 - a symbolic link is a name like any other
+    if place.parent.name == "snapshots" and place.parent.parent.name.startswith("models--"):
+        return place.parent.parent.name.rpartition("--")[2]
+    if path.is_dir() or place.suffix.lower() != ".gguf":
+        return place.name
+    return _PART.sub("", place.stem)
 
 
 @dataclass(frozen=True)
@@ -127,6 +146,17 @@ class ModelConfig:
         return (self.heads + 2 * self.kv_heads) * self.head_dim
 
     def __post_init__(self) -> None:
+        for size in ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim", "vocab", "context_length"):
+            value = getattr(self, size)
+            if type(value) is not int or value < 1:
+                raise ModelError(
+                    f'model "{self.name}": {size} = {value!r} is no positive number; fetch the model again'
+                )
+        if self.rope_dim % 2 or not 0 < self.rms_eps < 1:
+            raise ModelError(
+                f'model "{self.name}": it cannot rotate heads of {self.rope_dim} numbers, or divide by a norm of '
+                f"epsilon {self.rms_eps}; the configuration is broken, fetch the model again"
+            )
         if self.heads % self.kv_heads:
             raise ModelError(
                 f'model "{self.name}": {self.heads} heads cannot share {self.kv_heads} KV heads evenly; '

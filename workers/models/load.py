@@ -73,8 +73,14 @@ def _load(spec: ModelSpec) -> tuple[ModelConfig, Weights, Tokenizer]:
 def _locate(name: str) -> Path:
     if name in FETCHABLE:
         return verified_path(FETCHABLE[name])
-    if Path(name).exists():
-        return Path(name)
+    path = Path(name)
+    if path.is_dir() or path.is_file():
+        files = sorted(file.name for file in path.iterdir() if file.suffix.lower() == ".gguf") if path.is_dir() else []
+        if files and not (path / "config.json").exists():
+            raise ModelError(f"{path} is no Hugging Face checkpoint; name the file in it, such as {path / files[0]}")
+        return path
+    if path.exists():
+        raise ModelError(f"{path} is neither a directory nor a file; name a Hugging Face directory or a .gguf file")
     known = ", ".join([*BUILT_IN, *FETCHABLE])
     raise ModelError(
         f'unknown model "{name}": neither one of {known} nor an existing Hugging Face directory or .gguf file'
@@ -84,7 +90,7 @@ def _locate(name: str) -> Path:
 def _read(path: Path) -> tuple[ModelConfig, Weights, Tokenizer]:
     try:
         config, weights, tokenizer = load_hf(path) if path.is_dir() else load_gguf(path)
-    except (ArithmeticError, LookupError, TypeError, ValueError, MemoryError) as error:
+    except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, MemoryError, OSError) as error:
         # A checkpoint is foreign data: sizes that contradict each other surface wherever they are first used.
         raise ModelError(f"{path}: the checkpoint contradicts itself ({error}); fetch it again") from error
     check_shapes(config, weights)

@@ -8,8 +8,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as RawTokenizer
 
-from workers.models.chat import render_chat
-from workers.models.config import ModelError
+from workers.models.chat import ChatRefusal, ChatTemplate, Messages
 from workers.models.tokenizer import Detokenizer, valid_text
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
@@ -30,31 +29,31 @@ _ALPHABET = _byte_level_alphabet()
 class TextTokenizer:
     """A byte-level BPE, or a SentencePiece-style BPE with byte fallback, with its chat template.
 
-    `add_bos` puts `bos_id` before an encoded text where the raw tokenizer does not do so itself.
+    `before` and `after` are ids around an encoded text, where the raw tokenizer does not put them there itself.
+    `always_before`: a chat whose template does not begin so gets them as well, as llama.cpp has it.
     """
 
     def __init__(
         self,
         raw: RawTokenizer,
         eos_ids: Sequence[int],
-        bos_id: int | None = None,
-        add_bos: bool = False,
-        chat_template: str | None = None,
+        chat_template: ChatTemplate | None = None,
+        before: Sequence[int] = (),
+        after: Sequence[int] = (),
+        always_before: bool = False,
     ) -> None:
         self._raw = raw
+        raw.no_truncation()  # a tokenizer.json may carry the settings of a training: half a prompt, or one padded
+        raw.no_padding()
         self.eos_ids = frozenset(eos_ids)
-        self._bos = [bos_id] if add_bos and bos_id is not None else []
+        self._before, self._after = list(before), list(after)
         self._chat_template = chat_template
+        self._always_before = always_before
         self._added = raw.get_added_tokens_decoder()
         self._byte_fallback = raw.token_to_id("<0x0A>") is not None
-        self._named: dict[str, str] = {}
-        if bos_id is not None:
-            self._named["bos_token"] = raw.id_to_token(bos_id) or ""
-        if eos_ids:
-            self._named["eos_token"] = raw.id_to_token(eos_ids[0]) or ""
 
     def encode(self, text: str) -> list[int]:
-        return self._bos + self._raw.encode(valid_text(text)).ids
+        return self._before + self._raw.encode(valid_text(text)).ids + self._after
 
     def decode(self, ids: Sequence[int]) -> str:
         return b"".join(map(self.token_bytes, ids)).decode("utf-8", "replace")
@@ -74,8 +73,17 @@ class TextTokenizer:
     def detokenizer(self) -> Detokenizer:
         return Detokenizer(self)
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    def apply_chat_template(
+        self,
+        messages: Messages,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> list[int]:
         if self._chat_template is None:
-            raise ModelError("this model has no chat template; use /v1/completions, or an instruct model")
-        text = render_chat(self._chat_template, messages, self._named)
-        return self._raw.encode(valid_text(text), add_special_tokens=False).ids
+            raise ChatRefusal("this model has no chat template; use /v1/completions, or an instruct model")
+        text = self._chat_template.render(messages, tools, documents, add_generation_prompt, **variables)
+        ids: list[int] = self._raw.encode(valid_text(text), add_special_tokens=False).ids
+        begun = not self._always_before or ids[: len(self._before)] == self._before
+        return ids if begun else self._before + ids

@@ -8,11 +8,18 @@ import codecs
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from workers.models.chat import render_chat
+from workers.models.chat import ChatTemplate, Messages
 
 BOS, EOS, BYTE_VOCAB = 256, 257, 258
 
-BYTE_CHAT_TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant: "
+_BYTE_CHAT = ChatTemplate(
+    {
+        "default": "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    },
+    {},
+    "tiny",
+)
 
 
 class Tokenizer(Protocol):
@@ -36,8 +43,19 @@ class Tokenizer(Protocol):
         """A fresh streaming decoder."""
         ...
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Ids of the prompt for `messages` ({"role", "content"}), ending where the assistant begins."""
+    def apply_chat_template(
+        self,
+        messages: Messages,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> list[int]:
+        """Ids of the prompt for `messages` ({"role", "content", ...}), ending where the assistant begins.
+
+        Arguments as in transformers' method of this name; `variables` are the template's own. Raises ChatRefusal when
+        the template refuses the messages, TemplateFault when it fails.
+        """
         ...
 
 
@@ -82,5 +100,12 @@ class ByteTokenizer:
     def detokenizer(self) -> Detokenizer:
         return Detokenizer(self)
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        return self.encode(render_chat(BYTE_CHAT_TEMPLATE, messages))
+    def apply_chat_template(
+        self,
+        messages: Messages,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> list[int]:
+        return self.encode(_BYTE_CHAT.render(messages, tools, documents, add_generation_prompt, **variables))

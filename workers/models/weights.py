@@ -117,12 +117,14 @@ def check_memory(config: ModelConfig) -> None:
     plain = min(config.layers, config.experts.first_layer if config.experts else config.layers)
     needed = size(_outer_shapes(config)) + plain * size(_layer_shapes(config, 0))
     needed += (config.layers - plain) * size(_layer_shapes(config, plain))
+    table = 16 * config.context_length * config.rope_dim  # the rotary table while it is made
     free = _available_bytes()
-    if needed > free:
-        raise ModelError(
-            f'model "{config.name}": its weights take {needed / 1e9:.1f} GB as float32, this machine has '
-            f"{free / 1e9:.1f} GB of memory free; take a smaller model"
-        )
+    for what, size_bytes, smaller in (("weights take", needed, "model"), ("positions take", table, "context")):
+        if size_bytes > free:
+            raise ModelError(
+                f'model "{config.name}": its {what} {size_bytes / 1e9:.1f} GB as float32, this machine has '
+                f"{free / 1e9:.1f} GB of memory free; take a smaller {smaller}"
+            )
 
 
 def _available_bytes() -> int:

@@ -92,5 +92,5 @@ def test_what_the_file_says_is_understood(smollm2: LoadedModel) -> None:
     config = smollm2.config
     assert (config.layers, config.heads, config.kv_heads, config.head_dim) == (30, 9, 3, 64)
     assert (config.vocab, config.context_length, config.rope_theta) == (49152, 8192, 100_000)
-    assert smollm2.tokenizer.eos_ids == {2}
+    assert smollm2.tokenizer.eos_ids == {0, 2, 4}  # <|im_end|>, and by their names <|endoftext|> and <reponame>
     assert config.name == "smollm2-135m"

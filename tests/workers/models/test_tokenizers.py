@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.workers.models.texts import TEXTS
-from workers.models import LoadedModel, ModelError
-from workers.models.chat import render_chat
+from workers.models import LoadedModel
 from workers.models.tokenizer import BOS, EOS, ByteTokenizer, Tokenizer
 
 
@@ -67,17 +66,3 @@ def test_the_chat_prompt_of_tiny_ends_where_the_assistant_begins() -> None:
     tokenizer = ByteTokenizer()
     ids = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}])
     assert tokenizer.decode(ids) == "user: hi\nassistant: "
-
-
-def test_a_template_runs_in_a_sandbox() -> None:
-    escape = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
-    with pytest.raises(ModelError, match="chat template refuses"):
-        render_chat(escape, [])
-    with pytest.raises(ModelError, match="chat template refuses"):
-        render_chat("{{ messages.append(1) }}", [{"role": "user", "content": "x"}])
-
-
-def test_a_template_that_refuses_a_role_says_so() -> None:
-    template = "{% for m in messages %}{{ raise_exception('no role ' + m.role) }}{% endfor %}"
-    with pytest.raises(ModelError, match="no role tool"):
-        render_chat(template, [{"role": "tool", "content": ""}])
