@@ -41,8 +41,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def run_pddbed(*arguments: str, timeout_s: float = 120, **options: Any) -> subprocess.CompletedProcess[str]:
     """The `pddbed` command of this checkout, output captured."""
+    if arguments[:1] == ("up",) and "--name" in arguments:
+        _named.append(arguments[arguments.index("--name") + 1])
     command = [sys.executable, "-c", "from testbed.cli import main; main(prog_name='pddbed')", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, cwd=ROOT, **options)
+
+
+_named: list[str] = []
+"""Every lab that `run_pddbed` was told to raise."""
+
+
+@pytest.fixture(autouse=True)
+def _no_lab_outlives_its_test() -> Iterator[None]:
+    """Ends what a test that failed has left up, so that the tests after it do not fail for that."""
+    before = len(_named)  # labs of a module's fixtures are there already
+    yield
+    for name in _named[before:]:
+        if Path("/run/pddbed", name).exists():
+            run_pddbed("down", name)
 
 
 class Lab:
