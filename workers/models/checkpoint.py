@@ -65,7 +65,7 @@ class Checkpoint:
     def _indexed(self, index: Path) -> dict[str, str]:
         """Where the index says that tensors are; checks that they are there, and nothing else is."""
         try:
-            files = msgspec.json.decode(_bounded(index, _MAX_INDEX_BYTES), type=_Index).weight_map
+            files = msgspec.json.decode(read_bounded(index, _MAX_INDEX_BYTES), type=_Index).weight_map
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise ModelError(f"{index} is not a readable index ({error}); fetch the checkpoint again") from error
         for file in sorted(set(files.values())):
@@ -119,7 +119,7 @@ class Checkpoint:
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file of a checkpoint. Raises ModelError."""
     try:
-        found = json.loads(_bounded(path, _MAX_JSON_BYTES))
+        found = json.loads(read_bounded(path))
     except OSError as error:
         raise ModelError(f"{path} cannot be read ({error.strerror}); it belongs to a checkpoint directory") from error
     except (ValueError, RecursionError) as error:
@@ -129,7 +129,8 @@ def read_json(path: Path) -> dict[str, Any]:
     return found
 
 
-def _bounded(path: Path, limit: int) -> bytes:
+def read_bounded(path: Path, limit: int = _MAX_JSON_BYTES) -> bytes:
+    """The content of a file. Raises ValueError when it is longer than `limit` bytes, as only broken ones are."""
     with path.open("rb") as file:
         content = file.read(limit + 1)
     if len(content) > limit:

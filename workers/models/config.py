@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from dataclasses import dataclass
@@ -152,6 +153,9 @@ class ModelConfig:
                 raise ModelError(
                     f'model "{self.name}": {size} = {value!r} is no positive number; fetch the model again'
                 )
+        theta = self.rope_theta
+        if isinstance(theta, bool) or not isinstance(theta, int | float) or not 0 < theta < math.inf:
+            raise ModelError(f'model "{self.name}": rope_theta = {theta} makes no frequencies; fetch the model again')
         if self.rope_dim % 2 or not 0 < self.rms_eps < 1:
             raise ModelError(
                 f'model "{self.name}": it cannot rotate heads of {self.rope_dim} numbers, or divide by a norm of '

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from workers.models.bpe import bpe_tokenizer, pre_tokenizer
 from workers.models.chat import ChatTemplate
 from workers.models.config import ModelError
@@ -67,12 +69,14 @@ def gguf_tokenizer(file: GgufFile) -> TextTokenizer:
         )
     _check_keys(file)
     tokens, ends = _tokens(file), gguf_end_ids(file)
-    kinds = list(about.get("tokenizer.ggml.token_type", ()))
-    if kinds and len(kinds) != len(tokens):
-        raise ModelError(f"{source}: it has {len(tokens)} tokens and {len(kinds)} types of them; fetch it again")
+    kinds = about.get("tokenizer.ggml.token_type")
+    if kinds is not None and (not isinstance(kinds, np.ndarray) or len(kinds) != len(tokens)):
+        raise ModelError(f"{source}: it has {len(tokens)} tokens and {np.size(kinds)} types of them; fetch it again")
     added = {
         token: kind in (_CONTROL, _UNKNOWN) or id in ends
-        for id, (token, kind) in enumerate(zip(tokens, kinds or [1] * len(tokens), strict=True))
+        for id, (token, kind) in enumerate(
+            zip(tokens, [1] * len(tokens) if kinds is None else kinds.tolist(), strict=True)
+        )
         if kind in (_CONTROL, _USER_DEFINED, _UNKNOWN) or id in ends
     }
     pre = pre_tokenizer(about.get("tokenizer.ggml.pre") or "default", source)

@@ -104,7 +104,7 @@ def hf_config(directory: Path, given: dict[str, Any]) -> ModelConfig:
             head_dim=latent.kv_rank + latent.rope_dim if latent else head_dim,
             vocab=given["vocab_size"],
             # Beyond a sliding window we would need a mask that we do not have: end the context there.
-            context_length=int(min(given["max_position_embeddings"], _window(place, kind, given) or math.inf)),
+            context_length=min(given["max_position_embeddings"], _window(place, kind, given) or math.inf),
             rope_theta=rope.theta,
             rope_factors=rope.factors,
             rms_eps=given.get("rms_norm_eps", 1e-6),

@@ -51,10 +51,8 @@ def hf_rope(place: Path, given: Mapping[str, Any], dim: int) -> Rope:
                 f'{place}: {key} = {str(value)[:60]} of rope scaling "{kind}" is not supported; take another model'
             )
     theta = next((t for t in (rope.get("rope_theta"), given.get("rope_theta")) if t is not None), 10_000.0)
-    if not theta > 1 or not math.isfinite(theta) or not rope.get("factor", 1) > 0:
-        raise ModelError(
-            f"{place}: rope_theta = {theta} with a factor of {rope.get('factor', 1)} makes no frequencies; fetch it"
-        )
+    if not rope.get("factor", 1) > 0:
+        raise ModelError(f"{place}: a factor of {rope['factor']} makes no frequencies; fetch the checkpoint again")
     if kind == "default":
         return Rope(theta)
     if kind == "linear":

@@ -10,10 +10,11 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as RawTokenizer
 
 from workers.models.chat import ChatTemplate
-from workers.models.checkpoint import read_json
+from workers.models.checkpoint import read_bounded, read_json
 from workers.models.config import ModelConfig, ModelError
 from workers.models.text import TextTokenizer
 
+_MAX_TOKENIZER_BYTES = 64 << 20  # Gemma's has 33 MB
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _CLASS_DEFAULTS = {
     "Llama": {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
@@ -28,7 +29,7 @@ def hf_tokenizer(directory: Path, config: ModelConfig) -> TextTokenizer:
     if not path.exists():
         raise ModelError(f"{path} is missing; fetch the checkpoint again, with its tokenizer")
     try:
-        raw = RawTokenizer.from_file(str(path))
+        raw = RawTokenizer.from_buffer(read_bounded(path, _MAX_TOKENIZER_BYTES))
     except Exception as error:  # the package raises a bare Exception
         raise ModelError(f"{path} is not a readable tokenizer ({error}); fetch it again") from error
     about = read_json(directory / "tokenizer_config.json") if (directory / "tokenizer_config.json").exists() else None
@@ -63,8 +64,8 @@ def _templates(directory: Path, about: Mapping[str, Any]) -> tuple[dict[str, str
     found = {name: path for name, path in files.items() if path.is_file()}
     if found:
         try:
-            return {name: path.read_text("utf-8") for name, path in found.items()}, next(iter(found.values()))
-        except (OSError, UnicodeDecodeError) as error:
+            return {name: read_bounded(path).decode() for name, path in found.items()}, next(iter(found.values()))
+        except (OSError, ValueError) as error:
             raise ModelError(f"{directory}: a chat template cannot be read ({error}); fetch it again") from error
     place, given = directory / "tokenizer_config.json", about.get("chat_template")
     legacy = directory / "chat_template.json"
