@@ -35,6 +35,7 @@ class WorkerView:
     matched: int = 0
     busy_tokens: int = BUSY_TOKENS
     cached: int = 0
+    datacenter: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +152,8 @@ def _hit_rate(route: Route, prompt_tokens: int, views: Sequence[WorkerView]) -> 
 
 def choose_route(pipeline: str, reason: str, workers: Iterable[WorkerView]) -> Route:
     """Of each role the pipeline needs the worker that holds most of the prompt, unless it is busier by more than that
-    is worth (`busy_tokens`), of equals the one that caches less, then by name; prefill must reach the others.
+    is worth (`busy_tokens`), of equals the one that caches less, then by name; prefill must reach the others, and its
+    relay is one of its own datacenter.
 
     Raises NoRoute.
     """
@@ -164,9 +166,11 @@ def choose_route(pipeline: str, reason: str, workers: Iterable[WorkerView]) -> R
         relay = main = None
         reachable = prefill.connected
         if "rld" in pipeline:
-            relay = _first(_by_cost(views, "relay-decode"), reachable)
+            beside = [view for view in views if view.datacenter == prefill.datacenter]
+            relay = _first(_by_cost(beside, "relay-decode"), reachable)
             if relay is None:
-                problem = f"{prefill.name} reaches no relay-decode worker that is connected to the gateway"
+                where = f" of its datacenter {prefill.datacenter}" if prefill.datacenter else ""
+                problem = f"{prefill.name} reaches no relay-decode worker{where} that is connected to the gateway"
                 continue
             reachable &= relay.connected  # main decode gets token ids from the relay
         if "md" in pipeline:

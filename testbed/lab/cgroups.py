@@ -1,6 +1,7 @@
-"""CPU quotas through cgroups (v1 or v2). Owns the directories `pddbed/<lab>/<host>` below the cpu controller.
+"""CPU quotas through cgroups (v1 or v2). Owns the directories `pddbed/lab-<lab>/host-<host>` below the cpu controller.
 
-Only hosts that ask for a quota get a directory: real-time scheduling is refused inside a cpu cgroup.
+Only hosts that ask for a quota get a directory: real-time scheduling is refused inside a cpu cgroup. The prefixes keep
+names of labs and hosts (`tasks`, `cpu.max`) apart from the files that the kernel puts beside them.
 """
 
 import errno
@@ -45,14 +46,14 @@ def create(lab: str, host: str, cpus: float) -> Path:
     if found is None:
         raise OSError("no cpu cgroup controller is mounted")
     root, version = found
-    directory = root / "pddbed" / lab / host
+    directory = _lab_directory(root, lab) / f"host-{host}"
     directory.mkdir(parents=True, exist_ok=True)
     quota_us = max(1000, int(cpus * PERIOD_US))
     if version == 1:
         (directory / "cpu.cfs_period_us").write_text(str(PERIOD_US))
         (directory / "cpu.cfs_quota_us").write_text(str(quota_us))
     else:
-        for parent in (root, root / "pddbed", root / "pddbed" / lab):
+        for parent in (root, root / "pddbed", _lab_directory(root, lab)):
             (parent / "cgroup.subtree_control").write_text("+cpu")
         (directory / "cpu.max").write_text(f"{quota_us} {PERIOD_US}")
     return directory
@@ -63,11 +64,15 @@ def remove_lab(lab: str) -> None:
     found = cpu_controller()
     if found is None:
         return
-    top = found[0] / "pddbed" / lab
+    top = _lab_directory(found[0], lab)
     for directory, _, _ in list(os.walk(top, topdown=False)):
         _remove(Path(directory))
     if top.parent.exists() and not any(child.is_dir() for child in top.parent.iterdir()):
         _remove(top.parent)
+
+
+def _lab_directory(root: Path, lab: str) -> Path:
+    return root / "pddbed" / f"lab-{lab}"
 
 
 def _remove(directory: Path) -> None:

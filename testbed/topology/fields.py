@@ -35,6 +35,7 @@ MAX_QUOTA_PERCENT = 102_400  # 1,024 CPUs
 MIN_RATE_BPS = 1000
 NO_LIMIT = 0  # a rate that was written as none
 MAX_DELAY_NS = 60 * 60 * 10**9  # TCP gives up long before an hour
+MAX_DRAIN_NS = 60 * 60 * 10**9  # what workers accept
 MAX_FABRIC_RATE_BPS = 10**13  # tbf counts a queue of 2 ms in 32 bits
 MAX_FABRIC_DELAY_NS = 100_000_000  # further away is another datacenter, and a WAN link leads there
 
@@ -168,6 +169,7 @@ def _read_algorithm(value: Any) -> str:
 
 Duration = Annotated[int, quantity(DURATION)]
 Delay = Annotated[int, quantity(DURATION, most=MAX_DELAY_NS)]
+Drain = Annotated[int, quantity(DURATION, most=MAX_DRAIN_NS)]
 FabricRate = Annotated[int, quantity(RATE, least=MIN_RATE_BPS, most=MAX_FABRIC_RATE_BPS)]
 FabricDelay = Annotated[int, quantity(DURATION, most=MAX_FABRIC_DELAY_NS)]
 Rate = Annotated[int, quantity(RATE, least=MIN_RATE_BPS)]

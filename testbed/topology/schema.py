@@ -12,6 +12,7 @@ from testbed.topology.endpoints import Address, Endpoint, PublishedPort, Subnet
 from testbed.topology.fields import (
     Algorithm,
     Delay,
+    Drain,
     Duration,
     FabricDelay,
     FabricRate,
@@ -212,7 +213,7 @@ class Serving(Section):
     max_waiting: Annotated[int, whole(0, 1_000_000)] = Field(
         default=1024, description="Requests that wait in the gateway; others are refused with 429."
     )
-    drain: Duration = Field(
+    drain: Drain = Field(
         default=10 * 10**9,
         description="How long a gateway that is ended lets running answers end.",
         json_schema_extra={"default": "10s"},

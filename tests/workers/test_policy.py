@@ -54,6 +54,24 @@ def test_main_decode_must_be_reached_by_the_relay_too() -> None:
     assert choose_route("p-rld-md", "", workers).main == "md1"
 
 
+def test_a_prefill_is_given_a_relay_of_its_own_datacenter_only() -> None:
+    here, there = (
+        [
+            replace(view(f"p-{name}", "prefill", busy, "rld-a rld-b md0"), datacenter=name),
+            replace(view(f"rld-{name}", "relay-decode", 0, "md0"), datacenter=name),
+        ]
+        for name, busy in (("a", 1), ("b", 0))
+    )
+    main = replace(view("md0", "main-decode"), datacenter="c")
+    for pipeline in ("p-rld-md", "p-rld"):
+        assert choose_route(pipeline, "", [*here, *there, main]).workers[:2] == ("p-b", "rld-b")
+        assert choose_route(pipeline, "", [*here, there[0], main]).workers[:2] == ("p-a", "rld-a")
+        with pytest.raises(NoRoute, match="p-a reaches no relay-decode worker of its datacenter a"):
+            choose_route(pipeline, "", [here[0], there[1], main])
+    route = route_around("pdd", 0.95, 100, [here[0], there[1], main])
+    assert (route.pipeline, route.workers) == ("p-md", ("p-a", "md0"))
+
+
 @pytest.mark.parametrize(
     ("workers", "missing"),
     [

@@ -50,5 +50,7 @@ class Router:
                 active = sum(peer.name in workers for workers in busy)
                 mirror = self.mirrors[peer.name]
                 matched, cached = mirror.held(hashes) * size, len(mirror) * size
-                views.append(WorkerView(peer.name, peer.role, active, connected, matched, weight, cached))
+                views.append(
+                    WorkerView(peer.name, peer.role, active, connected, matched, weight, cached, peer.datacenter)
+                )
         return views
