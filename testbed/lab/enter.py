@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.lab.control import ask_lab
+from testbed.lab.environment import fitting
 from testbed.lab.record import Record
 from testbed.netns import CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWUSER, call, setns
 
@@ -22,15 +23,19 @@ KINDS = {"user": CLONE_NEWUSER, "pid": CLONE_NEWPID, "net": CLONE_NEWNET, "mnt":
 def run_inside(record: Record, host: str, command: list[str], environment: dict[str, str] | None = None) -> int:
     """Run `command` on `host` with this process's standard streams; returns its status (128 + n for signal n).
 
+    Its environment is this process's, the host's own variables (docs/environment.md) and what `environment` adds.
     The command ends with this process: SIGTERM and SIGHUP are passed on, and SIGKILL takes it along.
     """
     reply, fds = ask_lab(record, {"op": "enter", "host": host})
+    variables, left_out = fitting(reply["environment"])
+    for name in left_out:
+        print(f"pddbed: {name} is not set, too long for the kernel in a lab of so many hosts", file=sys.stderr)
     namespaces = dict(zip(reply["namespaces"], fds, strict=True))
     # Only the child joins: a process outside that stayed in the lab's network would keep it alive.
     child = os.fork()
     if child == 0:
         try:
-            _become(namespaces, command, {**os.environ, **(environment or {})})
+            _become(namespaces, command, {**os.environ, **variables, **(environment or {})})
         except Exception as error:
             # ENOMEM is the kernel's answer to a fork into a PID namespace whose PID 1 is gone.
             gone = getattr(error, "errno", None) == errno.ENOMEM

@@ -4,12 +4,16 @@ This is the whole interface between the lab and whatever runs inside it; docs/en
 """
 
 import json
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from testbed.lab.record import Record
 from testbed.topology.names import resolvable_name
 from testbed.topology.plan import HostPlan, LabPlan
+
+MAX_VARIABLE = 128 * 1024  # MAX_ARG_STRLEN of the kernel (32 pages), the end's NUL included: some 1,000 peers
 
 
 def peers(plan: LabPlan) -> list[dict[str, Any]]:
@@ -51,6 +55,12 @@ def host_environment(plan: LabPlan, host: HostPlan, secret: str, records: str) -
         **({"PDDBED_PROFILE": json.dumps(dict(host.pace))} if host.pace else {}),
         **dict(host.environment),
     }
+
+
+def fitting(variables: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """What of `variables` a program can be started with, and the names of those that are too long for the kernel."""
+    too_long = [name for name, value in variables.items() if len(os.fsencode(f"{name}={value}")) >= MAX_VARIABLE]
+    return {name: value for name, value in variables.items() if name not in too_long}, too_long
 
 
 def _names(host: HostPlan) -> list[str]:

@@ -75,10 +75,12 @@ def _status(lab: RunningLab, _request: dict[str, Any]) -> Reply:
 
 
 def _enter(lab: RunningLab, request: dict[str, Any]) -> Reply:
-    """Descriptors of a host's namespaces, in the order that `namespaces` names."""
+    """Descriptors of a host's namespaces, in the order that `namespaces` names, and the variables of its processes."""
     pid = lab.network.pid_of(request["host"])
     kinds = ("user", "pid", "net", "mnt")
-    return {"namespaces": kinds}, [os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in kinds]
+    own = next((lab.processes.environment_of(host) for host in lab.plan.hosts if host.name == request["host"]), {})
+    fds = [os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in kinds]
+    return {"namespaces": kinds, "environment": own}, fds
 
 
 def _endpoints(lab: RunningLab, request: dict[str, Any]) -> Reply:

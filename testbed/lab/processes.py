@@ -19,7 +19,7 @@ from typing import Any
 
 from testbed.interpreter import environment, program
 from testbed.lab import cgroups
-from testbed.lab.environment import host_environment
+from testbed.lab.environment import fitting, host_environment
 from testbed.lab.record import Record
 from testbed.netns import CLONE_NEWNET, CLONE_NEWNS, call, setns
 from testbed.topology.plan import HostPlan, LabPlan
@@ -94,6 +94,10 @@ class HostProcesses:
             status = process.child.poll() if process.child and process.state == "running" else None
             if status is not None:
                 process.state, process.status = "exited", status
+
+    def environment_of(self, host: HostPlan) -> dict[str, str]:
+        """The PDDBED_* variables of a host, for whatever runs on it."""
+        return host_environment(self._plan, host, self._secret, str(self._record.results))
 
     def snapshot(self) -> dict[str, dict[str, Any]]:
         """State by host name, for `status`."""
@@ -186,7 +190,7 @@ class HostProcesses:
         request = {
             "op": "spawn",
             "host": host.name,
-            "env": host_environment(self._plan, host, self._secret, str(self._record.results)),
+            "env": self.environment_of(host),
             "log": str(process.log),
             "namespaces_of": self._node_pid(host.name),
             "affinity": list(host.affinity) or None,
@@ -209,10 +213,10 @@ class HostProcesses:
     def _run_command(self, host: HostPlan) -> None:
         assert host.command is not None
         process = self._new_process(host)
-        variables = {
-            **os.environ,
-            **host_environment(self._plan, host, self._secret, str(self._record.results)),
-        }
+        own, left_out = fitting(self.environment_of(host))
+        variables = {**os.environ, **own}
+        for name in left_out:
+            process.log.write_text(f"pddbed: {name} is not set, too long for the kernel in a lab of so many hosts\n")
         pid = self._node_pid(host.name)
         cgroup = self._cgroup(host)
         directory = self._plan.file.parent if self._plan.file else Path("/")

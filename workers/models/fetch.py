@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import pwd
 import shutil
 import stat
 import subprocess
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from workers.models.catalogue import Fetchable
@@ -33,13 +34,34 @@ _MARK = ".made-by-pddbed"  # in a fetch's own scratch directory
 
 def models_dir() -> Path:
     """Where model files are kept: $PDDBED_MODELS, else the system's cache for root and the user's for
-    others.
+    others, inside their labs too.
     """
     if chosen := os.environ.get("PDDBED_MODELS"):
         return Path(chosen)
-    if os.geteuid() == 0:
+    user = _user()
+    if user == 0:
         return Path("/var/cache/pddbed/models")
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pddbed/models"
+    return Path(os.environ.get("XDG_CACHE_HOME") or _home(user) / ".cache") / "pddbed/models"
+
+
+def _user() -> int:
+    """This process's user on the machine: inside a lab that an ordinary user raised, every process of theirs is 0."""
+    uid = os.geteuid()
+    with suppress(OSError, ValueError):
+        inside, outside, count = map(int, Path("/proc/self/uid_map").read_text().split())
+        if (inside, count) == (uid, 1):
+            return outside
+    return uid
+
+
+def _home(user: int) -> Path:
+    """The home directory of the caller, which the password file of user 0 would give as root's."""
+    if user == os.geteuid() or "HOME" in os.environ:
+        return Path.home()
+    try:
+        return Path(pwd.getpwuid(user).pw_dir)
+    except KeyError:
+        return Path.home()
 
 
 def model_path(entry: Fetchable) -> Path:

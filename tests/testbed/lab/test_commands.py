@@ -39,7 +39,7 @@ datacenters:
       missing: {{command: "no-such-program [/x] --option"}}
       ended: {{command: "kill -9 $$"}}
       server: {{command: "exec {python} server.py", publish: [127.0.0.1:{open}:9000, 127.0.0.1:{closed}:9001]}}
-      tells: {{command: "env; exec sleep 600"}}
+      tells: {{command: "env; exec sleep 600", environment: {{OWN: set in the file}}}}
       spins: {{command: "exec {python} -c 'while True: pass'", cpu: {{quota: 30%, affinity: [0]}}}}
   remote: {{subnet: 10.2.0.0/24, hosts: {{far: {{}}}}}}
 wan: [{{name: w0, between: [main, remote], delay: 1ms}}]
@@ -99,6 +99,13 @@ def test_commands_from_start_to_end(raised: tuple[Lab, int, int]) -> None:
     peers = {peer["name"]: peer for peer in json.loads(environment["PDDBED_PEERS"])}
     assert peers["far"]["datacenter"] == "remote"
     assert peers["server"]["port"] == 9000
+    for command in (["exec", "tells", "env"], ["shell", "tells"]):
+        entered = run_pddbed(command[0], "-l", lab.name, *command[1:], input="exec env\n")
+        inside = dict(
+            line.split("=", 1) for line in entered.stdout.splitlines() if line.startswith(("PDDBED_", "OWN="))
+        )
+        assert inside == environment | {"OWN": "set in the file"}, command
+    assert "PDDBED_HOST" not in lab.exec("router.main", "env").stdout
 
     with socket.create_connection(("127.0.0.1", listening), timeout=10) as client:
         client.sendall(bytes(3_000_000))

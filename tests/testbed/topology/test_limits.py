@@ -34,7 +34,7 @@ def with_hosts(count: int, switch: str) -> str:
 def test_as_many_hosts_as_the_bridge_has_ports_for_and_not_one_more() -> None:
     most = SWITCH_PORTS["linux-bridge"] - 1  # the border router has one
     assert len(plan_from_text(with_hosts(most, "linux-bridge"), "lab.yaml").hosts) == most
-    with pytest.raises(TopologyErrors, match="1,023 hosts are more than the 1,022 .* or write switch: ovs") as caught:
+    with pytest.raises(TopologyErrors, match=r"1,023 hosts are more than the 1,022 .* or write switch: ovs") as caught:
         plan_from_text(with_hosts(most + 1, "linux-bridge"), "lab.yaml")
     assert [problem.path for problem in caught.value.problems] == ["datacenters.main.hosts"]
     assert len(plan_from_text(with_hosts(most + 1, "ovs"), "lab.yaml").hosts) == most + 1

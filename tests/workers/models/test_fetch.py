@@ -4,6 +4,7 @@ import fcntl
 import hashlib
 import json
 import os
+import pwd
 import subprocess
 import sys
 import threading
@@ -16,12 +17,27 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from tests.conftest import ROOT
 from workers.cli.model import model
 from workers.models import ModelError, ModelSpec, load_model
 from workers.models.catalogue import FETCHABLE, Fetchable
 from workers.models.fetch import fetch, is_whole, model_path, models_dir, verified_path
 
 CONTENT = os.urandom(3_000_000)
+
+
+INSIDE = """
+import os
+from workers.models.fetch import models_dir
+from testbed.netns import CLONE_NEWUSER, call
+os.setgid(65534); os.setuid(65534)
+call("prctl", 4, 1, 0, 0, 0)  # PR_SET_DUMPABLE, lost with the user: else /proc/self is root's
+call("unshare", CLONE_NEWUSER)
+for name, text in (("setgroups", "deny"), ("uid_map", "0 65534 1"), ("gid_map", "0 65534 1")):
+    with open(f"/proc/self/{name}", "w") as file:
+        file.write(text)
+print(os.geteuid(), models_dir())
+"""
 
 
 @pytest.fixture
@@ -166,6 +182,23 @@ def test_the_directory_follows_the_environment(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/x")
     assert models_dir() == Path("/home/x/.cache/pddbed/models")
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it becomes an ordinary user")
+def test_a_users_models_are_found_inside_the_lab_that_they_raised() -> None:
+    """There every process of the user is 0, as in this user namespace of one user."""
+    for variables, place in (
+        ({"HOME": "/home/x"}, "/home/x/.cache/pddbed/models"),
+        ({"HOME": "/home/x", "XDG_CACHE_HOME": "/cache"}, "/cache/pddbed/models"),
+        ({}, f"{pwd.getpwuid(65534).pw_dir}/.cache/pddbed/models"),
+        ({"PDDBED_MODELS": "/chosen"}, "/chosen"),
+    ):
+        done = subprocess.run([sys.executable, "-c", INSIDE], capture_output=True, text=True, env=variables, cwd=ROOT)
+        assert done.stdout == f"0 {place}\n", done.stderr
+    done = subprocess.run([sys.executable, "-c", "from workers.models.fetch import models_dir; print(models_dir())"],
+        capture_output=True, text=True, env={"HOME": "/root"}, cwd=ROOT)  # fmt: skip
+    assert done.stdout == "/var/cache/pddbed/models\n", done.stderr
 
 
 def test_the_commands_list_get_and_refuse(
