@@ -1,8 +1,9 @@
-"""Packets that got lost where nobody asked for it: at hosts, routers and switch ports, in the machine's receive
-backlog, in the buffers of who measures. WAN links count their own.
+"""Packets that got lost where nobody asked for it: at hosts, routers and switch ports, in the buffers of who measures.
+WAN links count their own. Hosts and routers that are gone are told too: what they lost, nobody counts any more.
 
-Reads /proc only. The backlog's counter is the whole machine's: another lab's loss counts here as well, since what made
-it happen is a machine that is too busy for both.
+Reads /proc only. A packet that finds a CPU's receive backlog full is counted at its interface as well (the kernel's
+enqueue_to_backlog); the backlog's own counter is the whole machine's, another lab's and any program's, so it is named
+beside a loss of this lab, and is none by itself.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,22 +17,32 @@ class DropWatch:
 
     def __init__(self, nodes: Mapping[str, int]) -> None:
         self._nodes = dict(nodes)
+        self._gone: dict[str, None] = {}
         self._before = self._read()
+        self._backlog_before = backlog_drops()
 
     def reasons(self) -> Iterator[str]:
-        """What was dropped, in words."""
-        for where, count in self._read().items():
+        """What was dropped, and who is gone, in words."""
+        now = self._read()
+        backlog = backlog_drops() - self._backlog_before
+        beside = (
+            f" (meanwhile this machine's receive backlog dropped {backlog}, of any lab or program)" if backlog else ""
+        )
+        for where, count in now.items():
             lost = count - self._before.get(where, 0)
             if lost > 0:
-                yield f"{lost} packets dropped unasked: {where}"
+                yield f"{lost} packets dropped unasked: {where}{beside}"
+        for name in self._gone:
+            yield f"{name} is gone: the process that held its network has ended"
 
     def _read(self) -> Counts:
-        found = {"this machine's receive backlog (softnet_stat)": backlog_drops()}
+        found: Counts = {}
         for name, pid in self._nodes.items():
             try:
                 text = Path(f"/proc/{pid}/net/dev").read_text()
             except OSError:
-                continue  # somebody ended the node's shell, which is told elsewhere
+                self._gone[name] = None
+                continue
             found |= {f"{name}, interface {ifname}": count for ifname, count in device_drops(text).items()}
         return found
 

@@ -80,6 +80,23 @@ class Network:
         """Whether the shell that keeps a node's namespaces has ended."""
         return node.shell is None or node.shell.poll() is not None
 
+    def lost(self) -> dict[str, str]:
+        """What of the lab's network has ended though nobody took the lab down: what it is, and how that shows."""
+        nodes = {
+            **self._routers_by_name(),
+            **self.hosts,
+            **{f"wan {name}": node for name, node in self.wan_nodes.items()},
+        }
+        found = {
+            name: "lost its network: the shell that held it has ended"
+            for name, node in nodes.items()
+            if self.is_gone(node)
+        }
+        for number, datacenter in enumerate(self.routers):
+            if not Path(f"/sys/class/net/br{number}").exists():
+                found[f"switch of {datacenter}"] = "is gone"
+        return found
+
     def close(self) -> None:
         """End what the drivers started. Devices and namespaces go with the sandbox."""
         for link in self.links.values():

@@ -13,6 +13,8 @@ from mininet.node import Node, Switch
 
 from testbed.netns import netlink_in
 
+MININETS_MARK, OWN_MARK = "mininet:", "pddbed-node:"
+
 
 class LabNode(Node):
     """A host, router or WAN node: a shell in its own network and mount namespace (`node.pid`)."""
@@ -22,7 +24,12 @@ class LabNode(Node):
         pathCheck("mnexec", moduleName="Mininet")
 
     def _popen(self, cmd: list[str], **params: Any) -> Any:
-        """The shell without its caller's habits: TMOUT would end an idle shell, and with it the node's network."""
+        """The shell without its caller's habits: TMOUT would end an idle shell, and with it the node's network.
+
+        Nor does it carry Mininet's mark: `mn -c`, run by anybody on the machine, ends every process that has it among
+        its arguments (mininet/clean.py).
+        """
+        cmd = [word.replace(MININETS_MARK, OWN_MARK) for word in cmd]
         environment = {"PATH": os.environ.get("PATH", os.defpath), "TERM": "dumb"}
         return super()._popen(cmd, **{"env": environment, **params, "close_fds": True})
 

@@ -34,6 +34,8 @@ def check_name(text: str) -> str:
         raise InvalidName(f"{shown} has {kind} in it; a name is {ACCEPTED}")
     if len(text) > MAX_NAME:
         raise InvalidName(f"{shown} has {len(text)} characters; a name is {ACCEPTED}")
+    if "mininet:" in text:  # in the arguments of `pddbed up --name`, which the lab's processes keep
+        raise InvalidName(f'{shown} has "mininet:" in it, by which `mn -c` finds processes to end; choose another')
     if not re.match("[A-Za-z0-9_]", text):
         raise InvalidName(f"{shown} must begin with a letter, a digit or _")
     return text

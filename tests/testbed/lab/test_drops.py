@@ -1,6 +1,7 @@
 """What is read of the kernel's counters of lost packets, and what is said of it."""
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -29,12 +30,36 @@ def test_the_backlogs_counter_is_the_second_column_in_hexadecimal(tmp_path: Path
 
 
 def test_only_what_was_lost_since_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    lost = 5
-    monkeypatch.setattr(drops, "backlog_drops", lambda: lost)
-    watch = DropWatch({"p0": os.getpid(), "gone": 2**22})
+    counts, backlog = {"eth0": 5}, 5
+    monkeypatch.setattr(drops, "backlog_drops", lambda: backlog)
+    monkeypatch.setattr(drops, "device_drops", lambda _: counts)
+    watch = DropWatch({"p0": os.getpid()})
     assert list(watch.reasons()) == []
-    lost = 8
-    assert list(watch.reasons()) == ["3 packets dropped unasked: this machine's receive backlog (softnet_stat)"]
+    counts = {"eth0": 8}
+    assert list(watch.reasons()) == ["3 packets dropped unasked: p0, interface eth0"]
+    backlog = 9
+    beside = "meanwhile this machine's receive backlog dropped 4, of any lab or program"
+    assert list(watch.reasons()) == [f"3 packets dropped unasked: p0, interface eth0 ({beside})"]
+
+
+def test_what_the_whole_machine_dropped_is_not_charged_to_a_lab_that_lost_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    backlog = 0
+    monkeypatch.setattr(drops, "backlog_drops", lambda: backlog)
+    watch = DropWatch({"p0": os.getpid()})
+    backlog = 1000
+    assert list(watch.reasons()) == []
+
+
+def test_a_node_that_has_ended_is_told_and_stays_told() -> None:
+    child = subprocess.Popen(["sleep", "60"])
+    watch = DropWatch({"p0": os.getpid(), "md0": child.pid})
+    assert list(watch.reasons()) == []
+    child.kill()
+    child.wait()
+    for _ in range(2):
+        assert list(watch.reasons()) == ["md0 is gone: the process that held its network has ended"]
 
 
 def test_errors_of_receive_buffers_are_read_of_a_real_namespace() -> None:

@@ -138,7 +138,7 @@ def test_a_state_file_that_was_tampered_with_is_no_obstacle(content: bytes) -> N
 
 def test_a_host_whose_shell_was_killed_is_shown_as_gone_and_refused() -> None:
     up("hollow")
-    shell = """kill -9 $(pgrep -f '^bash .* mininet:d1h0$')"""
+    shell = """kill -9 $(pgrep -f '^bash .* pddbed-node:d1h0$')"""
     assert run_pddbed("exec", "-l", "hollow", "md0", "--", "sh", "-c", shell).returncode == 0
     result = run_pddbed("exec", "-l", "hollow", "md0", "--", "true")
     assert result.returncode == 1
