@@ -13,12 +13,24 @@ ENTER = 'mount --make-rprivate /; mount -t tmpfs none /run; exec "$@"'
 
 
 def run_apart(
-    program: str, *arguments: str, timeout_s: float = 60, **variables: str
+    program: str, timeout_s: float = 60, own_network: bool = False, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a Python program there, as PID 1's child; its output is captured."""
-    command = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", ENTER, "sh"]
+    """Run a Python program there, as PID 1's child; its output is captured. `own_network`: with no interface but lo."""
+    command = [
+        "unshare",
+        *["--net"] * own_network,
+        "--mount",
+        "--pid",
+        "--fork",
+        "--kill-child",
+        "--mount-proc",
+        "sh",
+        "-c",
+        ENTER,
+        "sh",
+    ]
     return subprocess.run(
-        [*command, sys.executable, "-c", program, *arguments],
+        [*command, sys.executable, "-c", program],
         capture_output=True,
         text=True,
         timeout=timeout_s,
