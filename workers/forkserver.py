@@ -41,10 +41,11 @@ class ForkServer:
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._children: dict[int, str] = {}
+        self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)  # readable when a child has ended
 
     def serve(self) -> None:
         """Spawn on request and report exits; when the control socket closes, end every child and return."""
-        wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        wake_read, wake_write = self._wake
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         try:
@@ -104,7 +105,7 @@ class ForkServer:
         pid = os.fork()
         if pid == 0:
             os.close(report_read)
-            _child(birth, parent, report_write, [self._control.fileno()], fds)
+            _child(birth, parent, report_write, [self._control.fileno(), *self._wake], fds)
         os.close(report_write)
         birth.close()
         with os.fdopen(report_read, "rb") as report:
@@ -209,9 +210,7 @@ def _child(birth: _Birth, parent: int, report: int, close: list[int], keep: list
             _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != parent:  # died between fork and prctl
                 os._exit(1)
-            signal.set_wakeup_fd(-1)
-            for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGPIPE):
-                signal.signal(number, signal.SIG_DFL)
+            _like_a_fresh_process()
             birth.enter()
             birth.close()
             for fd in close:
@@ -229,6 +228,20 @@ def _child(birth: _Birth, parent: int, report: int, close: list[int], keep: list
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(status)
+
+
+def _like_a_fresh_process() -> None:
+    """Signals as Python has them at its start. Whoever forked us, or started the fork server, may have had others.
+
+    SIGPIPE above all: at its default, a client that leaves before its answer ends the whole worker.
+    """
+    signal.set_wakeup_fd(-1)
+    ignored = {signal.SIGPIPE, signal.SIGXFSZ}
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        with suppress(OSError, ValueError):  # the C library keeps two real-time signals to itself
+            signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def _run_role() -> int:

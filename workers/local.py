@@ -9,6 +9,7 @@ import array
 import json
 import os
 import secrets
+import select
 import signal
 import socket
 import subprocess
@@ -32,6 +33,7 @@ from workers.roles.worker import Worker
 
 START_S = 120.0
 STOP_S = 10.0
+RESTARTS, RESTART_WINDOW_S = 3, 60.0  # of one process, by `watch`
 
 
 class ClusterError(Exception):
@@ -157,6 +159,19 @@ class InProcessCluster:
             await host.close()
 
 
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """A process that ended while the cluster was up. `status`: exit code; negative: the signal that ended it."""
+
+    host: str
+    pid: int
+    status: int
+
+    def __str__(self) -> str:
+        how = f"was ended by signal {-self.status}" if self.status < 0 else f"ended with status {self.status}"
+        return f"{self.host} (pid {self.pid}) {how}"
+
+
 class LocalCluster:
     """The roles as processes. A context manager; `pids` may be killed by a test."""
 
@@ -167,6 +182,7 @@ class LocalCluster:
         self.pids: dict[str, int] = {}
         self.base_url = ""
         self._api = api
+        self._exits: list[Exit] = []
         self._server: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._plan: Plan | None = None
@@ -221,9 +237,27 @@ class LocalCluster:
 
     def restart(self, name: str) -> None:
         """Start a process that has ended anew, with the same address and environment. Raises ClusterError."""
-        self._planned().sockets[name] = socket.create_server(("127.0.0.1", self.port(name)), backlog=512)
-        ready = self._begin(name)
-        self._await_ready(name, ready)
+        address = self._api[0] if self.role(name) == "gateway" else "127.0.0.1"
+        self._planned().sockets[name] = socket.create_server((address, self.port(name)), backlog=512)
+        self._await_ready(name, self._begin(name, restarted=True))
+
+    def role(self, name: str) -> str:
+        return next(role for host, role, _ in self.layout.hosts if host == name)
+
+    def exits(self, within_s: float = 0.0) -> list[Exit]:
+        """Processes that have ended since the last call; waits for a first one at most `within_s`.
+
+        Raises ClusterError when the fork server has ended, and every process with it.
+        """
+        assert self._control is not None
+        while select.select([self._control], [], [], 0.0 if self._exits else within_s)[0]:
+            self._note(self._receive())
+        ended, self._exits = self._exits, []
+        return ended
+
+    def _note(self, answer: dict[str, Any]) -> None:
+        status = os.waitstatus_to_exitcode(answer["status"])
+        self._exits.append(Exit(answer["host"], answer["pid"], status))
 
     def _start(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -242,6 +276,7 @@ class LocalCluster:
                 [sys.executable, "-P", "-m", "workers.forkserver"],
                 env=environment,
                 pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
             )
@@ -252,16 +287,16 @@ class LocalCluster:
         for name, waiting in ready.items():
             self._await_ready(name, waiting)
 
-    def _begin(self, name: str) -> socket.socket:
+    def _begin(self, name: str, *, restarted: bool = False) -> socket.socket:
         """Start one process on its planned socket; what it says when it is ready comes on the socket returned."""
         plan = self._planned()
-        role = next(role for host, role, _ in self.layout.hosts if host == name)
-        variable = "PDDBED_API_FD" if role == "gateway" else "PDDBED_LISTEN_FD"
+        variable = "PDDBED_API_FD" if self.role(name) == "gateway" else "PDDBED_LISTEN_FD"
         ready, remote = socket.socketpair()
         ready.settimeout(START_S)
         listener = plan.sockets[name]
         with remote, listener:
-            self._spawn(name, plan.environment(name), {variable: listener, "PDDBED_READY_FD": remote})
+            environment = {**plan.environment(name), "PDDBED_RESTARTED": str(int(restarted))}
+            self._spawn(name, environment, {variable: listener, "PDDBED_READY_FD": remote})
         return ready
 
     def _await_ready(self, name: str, ready: socket.socket) -> None:
@@ -283,6 +318,7 @@ class LocalCluster:
         self._control.sendmsg([json.dumps(request).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
         answer = self._receive()
         while answer.get("op") == "exited":  # of an earlier process
+            self._note(answer)
             answer = self._receive()
         if answer.get("op") != "spawned":
             raise ClusterError(f"{name} was not started: {answer.get('message', answer)}")
@@ -296,6 +332,20 @@ class LocalCluster:
             raise ClusterError(f"the fork server ended; its log ends with:\n{tail}")
         answer: dict[str, Any] = json.loads(data)
         return answer
+
+
+def watch(cluster: LocalCluster) -> None:
+    """Start processes that end anew, and tell it on stderr. Raises ClusterError when one ends again and again."""
+    ends: dict[str, list[float]] = {}
+    while True:
+        for ended in cluster.exits(within_s=1.0):
+            now = time.monotonic()
+            latest = ends[ended.host] = [at for at in ends.get(ended.host, []) if now - at < RESTART_WINDOW_S] + [now]
+            if len(latest) > RESTARTS:
+                log = cluster.log(ended.host).read_text(errors="replace")[-2000:]
+                raise ClusterError(f"{ended} once more within {RESTART_WINDOW_S:.0f} s; its log ends with:\n{log}")
+            print(f"pddbed: {ended}; it is started anew", file=sys.stderr, flush=True)
+            cluster.restart(ended.host)
 
 
 def main() -> int:
@@ -317,8 +367,7 @@ def main() -> int:
             with LocalCluster(layout, Path(directory), ("127.0.0.1", options.port)) as cluster:
                 print(f"serving {options.model} on {cluster.base_url} (Ctrl-C ends it)", flush=True)
                 with suppress(KeyboardInterrupt):
-                    while True:
-                        time.sleep(3600)
+                    watch(cluster)
         except (ClusterError, OSError) as error:
             print(f"pddbed: {error}", file=sys.stderr)
             return 1

@@ -41,6 +41,9 @@ def ps(as_json: bool) -> None:
         )
         table.add_row(*(escape(str(cell)) for cell in cells))
     table_console().print(table)
+    for lab in labs:
+        for host, how in sorted((lab.get("lost") or {}).items()):
+            click.secho(f"{lab['name']}: {host} {how}; see: pddbed logs -l {lab['name']} {host}", fg="red")
 
 
 def duration(seconds: float) -> str:

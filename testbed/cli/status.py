@@ -1,5 +1,6 @@
 """`pddbed status`: one lab in detail: hosts and their processes, links asked for and applied."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -35,7 +36,19 @@ def _print(status: dict[str, Any]) -> None:
         f"[bold]{status['name']}[/] up for {duration(status['uptime_s'])}{api}, from {escape(str(status['file']))}"
     )
     console.print(_host_table(status["hosts"]))
+    for sentence in _losses(status["hosts"]):
+        click.secho(sentence, fg="red")
     print_links(status["links"])
+
+
+def _losses(hosts: list[dict[str, Any]]) -> Iterator[str]:
+    """A sentence for each process that has ended."""
+    from testbed.lab.processes import describe_exit
+
+    for host in hosts:
+        again = f" and started anew ({host['restarts']} x)" if host.get("restarts") else ""
+        if host["exit_status"] is not None and (host["role"] or host["exit_status"]):
+            yield f"{host['name']} {describe_exit(host['exit_status'])}{again}; see: pddbed logs {host['name']}"
 
 
 def _host_table(hosts: list[dict[str, Any]]) -> Any:

@@ -1,7 +1,8 @@
 """The processes of a lab's hosts: workers forked from one warm process, and `command:` hosts' programs.
 
-Owns their start, readiness, logs and exit statuses. A process that ends is not restarted: `status` says how it
-ended, and the experiment that lost it can tell. Talks to the fork server as docs/environment.md says; knows
+Owns their start, readiness, logs and exit statuses. A gateway that fails is started anew: without it nobody can ask for
+anything. A worker that ends is not, since an experiment that lost one has to see the loss; `ps` and `status` say how it
+ended. Talks to the fork server as docs/environment.md says; knows
 nothing of what a worker does.
 """
 
@@ -13,7 +14,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from testbed.netns import CLONE_NEWNET, CLONE_NEWNS, call, setns
 from testbed.topology.plan import HostPlan, LabPlan
 
 PACED_NICENESS = -10  # a worker that holds its steps until they are due has to wake up in time
+RESTARTS, RESTART_WINDOW_S = 3, 60.0  # of a gateway; one that fails more often stays down, and its API refuses
 READY_FD, API_FD = "PDDBED_READY_FD", "PDDBED_API_FD"
 
 
@@ -41,6 +43,7 @@ class HostProcess:
     pid: int | None = None
     state: str = "starting"
     status: int | None = None  # exit code; negative: the signal that ended it
+    restarted_at: list[float] = field(default_factory=list)
     # Of a command, kept: Python reaps the children of forgotten Popen objects whenever it starts another process.
     child: "subprocess.Popen[bytes] | None" = None
 
@@ -57,7 +60,11 @@ class HostProcesses:
         self._forkserver: socket.socket | None = None
         self._forkserver_process: subprocess.Popen[bytes] | None = None
         self._forkserver_ready = False
+        self._api: socket.socket | None = None
+        self._started = False
         self.by_host: dict[str, HostProcess] = {}
+        self.on_exit: Callable[[], None] = lambda: None
+        """Called when a process has ended, or was started anew."""
 
     def warm_up(self) -> None:
         """Begin to load the model, while the network is being built."""
@@ -65,10 +72,18 @@ class HostProcesses:
             self._start_forkserver()
 
     def start(
-        self, node_pid: Callable[[str], int], api_fd: int | None, progress: Callable[[str], None], patience_s: float
+        self,
+        node_pid: Callable[[str], int],
+        api: socket.socket | None,
+        progress: Callable[[str], None],
+        patience_s: float,
     ) -> None:
-        """After `warm_up`: start everything in its host's namespaces, and wait until it serves. Raises StartError."""
+        """After `warm_up`: start everything in its host's namespaces, and wait until it serves. Raises StartError.
+
+        `api` is the gateway's listening socket, kept for the one that replaces it, and closed when nobody will.
+        """
         self._node_pid = node_pid
+        self._api = api
         workers = [host for host in self._plan.hosts if host.role]
         deadline = time.monotonic() + patience_s
         if workers:
@@ -76,7 +91,7 @@ class HostProcesses:
             self._wait(lambda: self._forkserver_ready, deadline, "the model to load")
             progress(f"starting {len(workers)} workers")
             for host in workers:
-                self._spawn(host, api_fd if host.role == "gateway" else None)
+                self._spawn(self._new_process(host))
         for host in self._plan.hosts:
             if host.command:
                 self._run_command(host)
@@ -85,6 +100,7 @@ class HostProcesses:
             deadline,
             "the workers",
         )
+        self._started = True
 
     def watch(self, timeout_s: float) -> None:
         """Handle what happened to the processes; returns after at most `timeout_s`."""
@@ -94,17 +110,29 @@ class HostProcesses:
             status = process.child.poll() if process.child and process.state == "running" else None
             if status is not None:
                 process.state, process.status = "exited", status
+                self.on_exit()
 
     def environment_of(self, host: HostPlan) -> dict[str, str]:
         """The PDDBED_* variables of a host, for whatever runs on it."""
         return host_environment(self._plan, host, self._secret, str(self._record.results))
 
     def snapshot(self) -> dict[str, dict[str, Any]]:
-        """State by host name, for `status`."""
+        """State by host name, for `status`. A process that was started anew keeps the status of its last end."""
         return {
-            name: {"pid": process.pid, "state": process.state, "exit_status": process.status}
+            name: {
+                "pid": process.pid,
+                "state": process.state,
+                "exit_status": process.status,
+                "restarts": len(process.restarted_at),
+            }
             for name, process in list(self.by_host.items())
         }
+
+    def lost(self) -> dict[str, str]:
+        """How each process that is not there ended, by host name; not programs that are through with their work."""
+        ended = [process for process in list(self.by_host.values()) if process.state == "exited"]
+        ended = [process for process in ended if process.host.role or process.status]
+        return {process.host.name: describe_exit(process.status) for process in ended}
 
     def _wait(self, done: Callable[[], bool], deadline: float, what: str) -> None:
         while not done():
@@ -159,38 +187,63 @@ class HostProcesses:
             return
         process = self.by_host.get(message.get("host", ""))
         if message.get("op") == "error":
-            raise StartError(message["message"])
-        if process is None:
+            if not self._started:
+                raise StartError(message["message"])
+            if process is not None:
+                self._ended(process, None)
+        elif process is None:
             return
-        if message["op"] == "spawned":
+        elif message["op"] == "spawned":
             process.pid = message["pid"]
         elif message["op"] == "exited":
-            process.status = os.waitstatus_to_exitcode(message["status"])
-            process.state = "exited"
+            self._ended(process, os.waitstatus_to_exitcode(message["status"]))
+
+    def _ended(self, process: HostProcess, status: int | None) -> None:
+        """A worker is gone. A gateway that was ready is started anew, unless it was asked to end or fails too often."""
+        process.state, process.status = "exited", status
+        if process.host.role == "gateway" and self._started and self._forkserver is not None:
+            now = time.monotonic()
+            recent = [at for at in process.restarted_at if now - at < RESTART_WINDOW_S]
+            if status not in (0, None) and len(recent) < RESTARTS:
+                process.restarted_at.append(now)
+                self._spawn(process)
+            elif self._api is not None:
+                self._api.close()  # connections are to be refused, not left waiting
+                self._api = None
+        self.on_exit()
 
     def _lose_forkserver(self) -> None:
         assert self._forkserver is not None
         assert self._forkserver_process is not None
         self._selector.unregister(self._forkserver)
         status = self._forkserver_process.wait()
+        self._forkserver = None
         for process in self.by_host.values():
             if process.host.role and process.state != "exited":
                 process.state, process.status = "exited", None
+        if self._api is not None:
+            self._api.close()
+            self._api = None
+        self.on_exit()
         if not self._forkserver_ready:
             raise StartError(f"loading the model failed{tail(self._record.log('forkserver'), status)}")
 
-    def _spawn(self, host: HostPlan, api_fd: int | None) -> None:
+    def _spawn(self, process: HostProcess) -> None:
         assert self._forkserver is not None
-        process = self._new_process(host)
+        host = process.host
+        process.state = "starting"
         readable, writable = os.pipe()
         fds, fd_names = [writable], [READY_FD]
-        if api_fd is not None:
-            fds.append(api_fd)
+        if host.role == "gateway" and self._api is not None:
+            fds.append(self._api.fileno())
             fd_names.append(API_FD)
         request = {
             "op": "spawn",
             "host": host.name,
-            "env": self.environment_of(host),
+            "env": {
+                **self.environment_of(host),
+                "PDDBED_RESTARTED": str(int(bool(process.restarted_at))),
+            },
             "log": str(process.log),
             "namespaces_of": self._node_pid(host.name),
             "affinity": list(host.affinity) or None,

@@ -68,6 +68,8 @@ class Supervisor:
             lab = self._build()
             lab.state = self._state(lab)
             self._record.write_state(lab.state)
+            lab.processes.on_exit = lambda: self._tell_losses(lab)
+            self._tell_losses(lab)
             ControlServer(self._record.control_socket, lambda request: operations.answer(lab, request))
             if self._plan.congestion is not None:
                 lab.congestion.play(self._plan.congestion)
@@ -98,18 +100,20 @@ class Supervisor:
         verification = Verification(plan, network, control, self._record.results)
         measured = self._prove(network, control, verification)
         if self._settings.with_workers:
-            api_fd = self._settings.api.fileno() if self._settings.api else None
-            processes.start(network.pid_of, api_fd, self._step, WORKER_PATIENCE_S)
+            processes.start(network.pid_of, self._gateways_api(), self._step, WORKER_PATIENCE_S)
         for host in plan.hosts:
             if host.name in self._settings.published:
                 sockets = self._settings.published[host.name]
                 publish(host.name, network.pid_of(host.name), str(host.address.ip), sockets)
-        if self._settings.api:
-            # The gateway holds it; without a gateway connections are to be refused, not left waiting.
-            self._settings.api.close()
+        if self._settings.api and (not self._settings.with_workers or self._gateways_api() is None):
+            self._settings.api.close()  # without a gateway connections are to be refused, not left waiting
         return operations.RunningLab(
             plan, self._record, network, processes, control, verification, measured, self._began
         )
+
+    def _gateways_api(self) -> socket.socket | None:
+        """The API's socket, if there is a gateway to hold it."""
+        return self._settings.api if any(host.role == "gateway" for host in self._plan.hosts) else None
 
     def _prove(self, network: lab_network.Network, control: WanControl, verification: Verification) -> dict[str, int]:
         """Wait until every path forwards, and verify; returns the smallest round trip per WAN link, in ns.
@@ -141,6 +145,7 @@ class Supervisor:
             "workers": self._settings.with_workers and any(host.role for host in self._plan.hosts),
             "started": time.time(),
             "hosts": len(self._plan.hosts),
+            "lost": {},
             "build_seconds": self._build_seconds,
             "verified": lab.verification.last,
             "applied": {link["name"]: link["applied"] for link in lab.wan.show()},
@@ -150,6 +155,14 @@ class Supervisor:
                 if wan.name in lab.measured_rtt_ns
             ],
         }
+
+    def _tell_losses(self, lab: operations.RunningLab) -> None:
+        """Keep what `ps` shows up to date: it does not ask the lab."""
+        lost = lab.processes.lost()
+        if lost != lab.state["lost"]:
+            lab.state["lost"] = lost
+            with suppress(OSError):  # no room in /run; `status` knows it all the same
+                self._record.write_state(lab.state)
 
     def _step(self, text: str) -> None:
         self._report(event="step", text=text)

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import pytest
 class Server:
     """A fork server and our end of its control socket."""
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self, log: Path, **options: Any) -> None:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.control.settimeout(60)
         with theirs, log.open("wb") as out:
@@ -33,6 +34,7 @@ class Server:
                 pass_fds=[theirs.fileno()],
                 stdout=out,
                 stderr=out,
+                **options,
             )
         assert self.receive() == {"ready": True}
 
@@ -90,6 +92,63 @@ def test_a_worker_is_born_serves_and_its_end_is_told(server: Server, tmp_path: P
     exited = server.receive()
     assert exited == {"op": "exited", "host": "rld0", "pid": pid, "status": 0}
     assert "rld0 (relay-decode) is serving" in (tmp_path / "log").read_text()
+
+
+STATUS = ("SigBlk", "SigIgn", "SigCgt", "Umask", "Threads", "Cpus_allowed", "NoNewPrivs", "CapEff", "Seccomp")
+
+
+def inherited(pid: int) -> dict[str, Any]:
+    """What a process has from whoever started it: signals, limits, priority, descriptors."""
+    place = Path(f"/proc/{pid}")
+    status = dict(line.split(":\t", 1) for line in (place / "status").read_text().splitlines())
+    opened = [str(fd.readlink()) for fd in (place / "fd").iterdir()]
+    return {
+        **{name: status[name] for name in STATUS},
+        "descriptors": Counter(name.split(":")[0] for name in opened),
+        "limits": (place / "limits").read_text(),
+        "nice": os.getpriority(os.PRIO_PROCESS, pid),
+        "oom": (place / "oom_score_adj").read_text(),
+        "cwd": (place / "cwd").readlink(),
+    }
+
+
+def spoil_signals() -> None:
+    """As a service manager, `nohup` and a careless parent leave them."""
+    for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGUSR2, signal.SIGCHLD))
+
+
+def test_a_forked_worker_inherits_what_a_fresh_one_does(tmp_path: Path) -> None:
+    """SIGPIPE at its default once let a client that leaves end the worker."""
+    (tmp_path / "log").touch()
+    ours, theirs = socket.socketpair()
+    ours.settimeout(60)
+    with ours, theirs, (tmp_path / "log").open("ab") as log:
+        fresh = subprocess.Popen(
+            [sys.executable, "-m", "workers"],
+            env={
+                **os.environ,
+                **worker_environment(PDDBED_READY_FD=str(theirs.fileno())),
+                "OPENBLAS_NUM_THREADS": "1",  # as the fork server has it; a thread of it would show
+            },
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
+        assert ours.recv(16) == b"ready\n"
+    try:
+        expected = inherited(fresh.pid)
+    finally:
+        fresh.kill()
+        fresh.wait()
+    server = Server(tmp_path / "server.log", preexec_fn=spoil_signals)
+    answer, ready = spawn(server, tmp_path)
+    assert ready == b"ready\n"
+    assert inherited(answer["pid"]) == expected
+    server.control.close()
+    assert server.process.wait(10) == 0
 
 
 @pytest.mark.root
