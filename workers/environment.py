@@ -8,6 +8,7 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from workers.engine.pacing import Profile
+from workers.gateway.limits import ApiLimits, api_limits
 from workers.handover import MODES
 from workers.models.config import ModelSpec
 from workers.policy import BUSY_TOKENS, OFFLOAD_THRESHOLD
@@ -81,6 +82,9 @@ class WorkerEnvironment:
     listen_fd: int | None = None
     api_fd: int | None = None
     ready_fd: int | None = None
+    api: ApiLimits = field(default_factory=ApiLimits)
+    restarted: bool = False
+    """It takes the place of one that died, and serves at once, with the workers that are there."""
     records: FilePath | None = None
 
 
@@ -120,6 +124,8 @@ class _Reader:
             listen_fd=self._descriptor("PDDBED_LISTEN_FD"),
             api_fd=self._descriptor("PDDBED_API_FD"),
             ready_fd=self._descriptor("PDDBED_READY_FD"),
+            api=self._api(),
+            restarted=bool(self._integer("PDDBED_RESTARTED", 0, minimum=0, maximum=1)),
             records=FilePath(records) if records else None,
         )
         if self._problems:
@@ -206,6 +212,13 @@ class _Reader:
         except ValueError as error:
             self._problems.append(f"PDDBED_PROFILE: {error}")
         return None
+
+    def _api(self) -> ApiLimits:
+        try:
+            return api_limits(self._json("PDDBED_API", dict, {}))
+        except ValueError as error:
+            self._problems.append(str(error))
+            return ApiLimits()
 
     def _wan(self, connection_bps: int | None) -> dict[str, Path]:
         paths = {}

@@ -113,7 +113,7 @@ def _programs() -> Iterator[Finding]:
 
 def _packages() -> Iterator[Finding]:
     """Found, not imported: importing torch takes seconds."""
-    lacking = [name for name in ("mininet", "pyroute2", "torch", "fastapi", "uvicorn") if find_spec(name) is None]
+    lacking = [name for name in ("mininet", "pyroute2", "torch", "fastapi", "h11") if find_spec(name) is None]
     if lacking:
         remedy = "in the project's folder: make, or pip install -c constraints.txt -e ."
         yield missing("Python packages", f"not installed: {', '.join(lacking)}", remedy)

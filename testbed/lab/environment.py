@@ -48,6 +48,7 @@ def host_environment(plan: LabPlan, host: HostPlan, secret: str, records: str) -
         "PDDBED_WAN": json.dumps(wan),
         "PDDBED_MODEL": json.dumps({**plan.model, "device": host.device}),
         "PDDBED_SERVING": json.dumps(plan.serving),
+        "PDDBED_API": json.dumps(plan.api),
         "PDDBED_SECRET": secret,
         "PDDBED_RECORDS": records,
         "PDDBED_EVENTS": str(Record(Path(records).parent).events_socket),

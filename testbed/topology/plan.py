@@ -3,7 +3,7 @@
 Owns the runtime types only. `schema` says what a file may contain, `resolve` turns one into the other.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import IPv4Interface, IPv4Network
 from pathlib import Path
 from typing import Any
@@ -119,6 +119,7 @@ class LabPlan:
     serving: dict[str, Any]  # handed to the workers unread
     api_address: str = "127.0.0.1"
     api_port: int = 8000
+    api: dict[str, Any] = field(default_factory=dict)  # the API's names and limits, handed to the gateway unread
     congestion: Timeline | None = None  # begins when the lab is up
     scale: ScalePlan | None = None
 

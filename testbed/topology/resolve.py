@@ -15,7 +15,7 @@ from testbed.topology.plan import DatacenterPlan, HostPlan, LabPlan, ScalePlan, 
 from testbed.topology.profiles import NATIVE, pace_of, speeds_of
 from testbed.topology.routes import routes
 from testbed.topology.scaling import scale_of
-from testbed.topology.schema import Host, TopologyFile
+from testbed.topology.schema import Api, Host, TopologyFile
 
 WORKER_PORT = 7000  # the same everywhere: every host has an address of its own
 
@@ -35,8 +35,26 @@ def resolve(file: TopologyFile, name: str, path: Path | None) -> LabPlan:
         serving=_serving(file),
         api_address=api_address,
         api_port=api_port,
+        api=_api(file.api),
         scale=_scale(file),
     )
+
+
+_API_LIMITS = {
+    "connections": "connections",
+    "keep_alive": "keep_alive_ns",
+    "head_timeout": "head_ns",
+    "body_timeout": "body_ns",
+    "unread_timeout": "unread_ns",
+    "max_body": "body_bytes",
+    "max_answer": "answer_bytes",
+}
+
+
+def _api(section: Api) -> dict[str, Any]:
+    """What the gateway is told in PDDBED_API: what the file says; the defaults are its own."""
+    limits = {name: getattr(section, key) for key, name in _API_LIMITS.items()}
+    return {"names": list(section.names), **{name: limit for name, limit in limits.items() if limit is not None}}
 
 
 def _datacenter(file: TopologyFile, name: str) -> DatacenterPlan:

@@ -228,6 +228,23 @@ class Api(Section):
     """The OpenAI-compatible API on this machine."""
 
     listen: Endpoint = Field(default=("127.0.0.1", 8000), json_schema_extra={"default": "127.0.0.1:8000"})
+    names: list[String] = Field(
+        default_factory=list,
+        description="Names, beside this machine's own, that the API answers to, and whose pages may use it.",
+    )
+    connections: Annotated[int, whole(1, 60_000)] | None = Field(
+        default=None, description="Open at once; one more closes the one idle for longest. Default 1000."
+    )
+    keep_alive: Duration | None = Field(default=None, description="Idle time between two requests. Default 75s.")
+    head_timeout: Duration | None = Field(default=None, description="For a request's headers to come. Default 20s.")
+    body_timeout: Duration | None = Field(default=None, description="For a request's body to come. Default 60s.")
+    unread_timeout: Duration | None = Field(
+        default=None, description="How long a client may take nothing of its answer. Default 120s."
+    )
+    max_body: Size | None = Field(default=None, description="Bytes of a request. Default 16 MiB.")
+    max_answer: Size | None = Field(
+        default=None, description="Bytes of an answer that is not streamed. Default 64 MiB."
+    )
 
 
 class When(Section):

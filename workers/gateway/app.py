@@ -14,31 +14,34 @@ from workers.gateway.disconnect import ClientGone
 from workers.gateway.dispatcher import Dispatcher
 from workers.gateway.errors import ApiError, broken
 from workers.gateway.generation import Generation
+from workers.gateway.limits import ApiLimits
 from workers.gateway.metrics import Metrics
-from workers.gateway.parsing import parse_body
+from workers.gateway.origins import Origins
 from workers.gateway.requests import ChatRequest, CompletionRequest
 from workers.policy import NoRoute
 
 log = logging.getLogger(__name__)
 
 
-def build_app(dispatcher: Dispatcher, admission: Admission) -> FastAPI:
+def build_app(dispatcher: Dispatcher, admission: Admission, limits: ApiLimits) -> FastAPI:
     """The application in front of `dispatcher`."""
     app = FastAPI(title="pddbed gateway", docs_url=None, redoc_url=None, openapi_url=None)
     loaded = dispatcher.loaded
     model_id = loaded.config.name  # a path would mean something on one machine only
     generation = Generation(dispatcher, admission, model_id)
     metrics_of = Metrics(dispatcher, admission)
-    bodies = Bodies()
+    bodies = Bodies(limits)
     started = int(time.time())
+
+    app.add_middleware(Origins, names=limits.names)
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        return await generation.completion(request, parse_body(CompletionRequest, await bodies.read(request)))
+        return await generation.completion(request, await bodies.parsed(CompletionRequest, request))
 
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
-        return await generation.chat(request, parse_body(ChatRequest, await bodies.read(request)))
+        return await generation.chat(request, await bodies.parsed(ChatRequest, request))
 
     @app.get("/v1/models")
     async def models() -> Response:

@@ -64,7 +64,7 @@ IGNORED = frozenset(
 R = TypeVar("R", bound="GenerationRequest")
 
 
-def parse_body(kind: type[R], body: bytes) -> R:
+def parse_body(kind: type[R], body: bytes | bytearray) -> R:
     """A request of `kind` from a body. Raises ApiError (400) with the offending field in `param`."""
     try:
         body.decode("utf-8")

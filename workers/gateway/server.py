@@ -1,17 +1,14 @@
-"""The gateway process: uvicorn on the inherited socket in front of a dispatcher."""
+"""The gateway process: HTTP on the inherited socket in front of a dispatcher."""
 
 import asyncio
-import contextlib
 import logging
 import socket
-from collections.abc import Iterator
-
-import uvicorn
 
 from workers.environment import WorkerEnvironment
 from workers.gateway.admission import Admission, Limits
 from workers.gateway.app import build_app
 from workers.gateway.dispatcher import Dispatcher
+from workers.gateway.listener import Listener
 from workers.models import LoadedModel
 from workers.policy import NoRoute
 from workers.wire.counters import Counters
@@ -23,12 +20,6 @@ log = logging.getLogger(__name__)
 CONNECT_S, CONNECT_ROUND_TRIPS = 60.0, 10
 
 
-class _Server(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:  # type: ignore[override]
-        yield  # signals belong to the worker process, which may hold several roles in tests
-
-
 class Gateway:
     """A dispatcher and the HTTP server in front of it."""
 
@@ -37,45 +28,36 @@ class Gateway:
         self.dispatcher = Dispatcher(environment, loaded)
         self.admission = Admission(Limits(serving.max_running, serving.max_waiting))
         self._drain_s = serving.drain_ns / 1e9
-        self._server = _Server(
-            uvicorn.Config(
-                build_app(self.dispatcher, self.admission),
-                http="h11",
-                ws="none",
-                lifespan="off",
-                access_log=False,
-                log_config=None,
-                timeout_graceful_shutdown=2,
-            )
-        )
-        self._serving: asyncio.Task[None] | None = None
+        self._wait_for_workers = not environment.restarted
+        self._listener = Listener(build_app(self.dispatcher, self.admission, environment.api), environment.api)
+        self._serving = False
 
     @property
     def counters(self) -> Counters:
         return self.dispatcher.peers.local.counters
 
     async def start(self, listener: socket.socket) -> None:
-        """Connect to the workers, then serve HTTP on `listener`. Raises NoRoute when no pipeline is complete."""
+        """Connect to the workers, then serve HTTP on `listener`. Raises NoRoute when no pipeline is complete.
+
+        One that was started anew does not wait for all of them: its clients wait already, and some may be dead.
+        """
         await self.dispatcher.start()
-        await self._until_routable()
-        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
-        while not self._server.started:
-            if self._serving.done():
-                self._serving.result()
-            await asyncio.sleep(0.005)
+        if self._wait_for_workers:
+            await self._until_routable()
+        self._listener.start(listener)
+        self._serving = True
 
     async def close(self) -> None:
         """Refuse new requests, let those under way end (at most `serving.drain`), close every connection."""
         self.admission.drain()
-        if self._serving is not None:
+        if self._serving:
             try:
                 async with asyncio.timeout(self._drain_s):
                     await self.admission.idle()
             except TimeoutError:
                 log.warning("%d requests were not finished within %.0f s", self.admission.running, self._drain_s)
                 self.admission.abandon()
-            self._server.should_exit = True
-            await asyncio.gather(self._serving, return_exceptions=True)
+            await self._listener.close()
         await self.dispatcher.close()
 
     async def _until_routable(self) -> None:

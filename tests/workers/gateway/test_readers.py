@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.workers.serving import SlowWan, eventually, prompt_of, run
-from workers.gateway import disconnect
 from workers.models import LoadedModel
 
 
@@ -26,15 +25,15 @@ async def connect_without_reading(port: int, body: dict[str, object]) -> socket.
 
 
 def test_a_reader_that_takes_nothing_is_let_go_and_everything_of_it_is_given_back(
-    tiny: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tiny: LoadedModel, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The kernel's buffers are made small, so that it need not be an answer of megabytes."""
-    monkeypatch.setattr(disconnect, "READER_STALL_S", 0.5)
+    extra = {"gw0": {"PDDBED_API": json.dumps({"unread_ns": 500_000_000})}}
     body = {"prompt": prompt_of(20), "max_tokens": 4000, "temperature": 0, "ignore_eos": True, "stream": True}
     body |= {"logprobs": 20}
 
     async def test() -> None:
-        async with SlowWan(tiny, tmp_path, None, serving={"max_running": 1}) as lab:
+        async with SlowWan(tiny, tmp_path, None, serving={"max_running": 1}, extra=extra) as lab:
             listener = lab.cluster._plan.sockets["gw0"]  # whose options the connection gets
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 10)
             sock = await connect_without_reading(lab.cluster.port("gw0"), body)
