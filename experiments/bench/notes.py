@@ -34,6 +34,8 @@ def reasons(summary: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterator[st
         done = summary["completed"] + summary["failed"]
         words = {"gone": "the server was gone", "interrupted": "interrupted"}[facts["why"]]
         yield f"{words} after {done} of {summary['num_prompts']} requests"
+    for loss in facts.get("lost", ()):
+        yield f"the lab was not whole: {loss}"
     if facts["unrecorded"]:
         yield f"answered requests that left no record in the lab: {facts['unrecorded']}"
 

@@ -88,6 +88,7 @@ class Session:
                 "not_sent": result.not_sent,
                 "why": result.why,
                 "unrecorded": result.unrecorded,
+                "lost": [] if self._record is None else self._record.losses(),
             }
             part = PartResult(result.rows, facts)
             reasons = reasons_of(parameters, part)

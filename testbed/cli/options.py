@@ -11,6 +11,7 @@ import click
 
 from testbed.cli import CommandError
 from testbed.lab.record import LabError
+from testbed.units import printable
 
 if TYPE_CHECKING:
     from testbed.lab.record import Record
@@ -47,6 +48,12 @@ def lab_or_only(name: str | None) -> "Record":
         whose = foreign(record)
         click.echo(f"pddbed: {describe(record)}" + (f", raised by {whose}" if whose else ""), err=True)
     return record
+
+
+def tell_losses(record: "Record", *, err: bool = False) -> None:
+    """A line for each part of the lab that has ended while the lab is up."""
+    for loss in record.losses():
+        click.secho(f'lab "{record.name}": {printable(loss)}; see: pddbed status -l {record.name}', fg="red", err=err)
 
 
 @contextmanager

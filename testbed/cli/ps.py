@@ -4,7 +4,7 @@ import time
 
 import click
 
-from testbed.cli.options import json_option, print_json, sentences, table_console
+from testbed.cli.options import json_option, print_json, sentences, table_console, tell_losses
 
 
 @click.command()
@@ -15,7 +15,8 @@ def ps(as_json: bool) -> None:
     from testbed.lab.record import live_records, sweep_dead
 
     sweep_dead()
-    labs = [{**record.state(), "name": record.name} for record in live_records()]
+    records = live_records()
+    labs = [{**record.state(), "name": record.name} for record in records]
     if as_json:
         print_json(labs)
         return
@@ -41,9 +42,8 @@ def ps(as_json: bool) -> None:
         )
         table.add_row(*(escape(str(cell)) for cell in cells))
     table_console().print(table)
-    for lab in labs:
-        for host, how in sorted((lab.get("lost") or {}).items()):
-            click.secho(f"{lab['name']}: {host} {how}; see: pddbed logs -l {lab['name']} {host}", fg="red")
+    for record in records:
+        tell_losses(record)
 
 
 def duration(seconds: float) -> str:

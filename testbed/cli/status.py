@@ -36,7 +36,8 @@ def _print(status: dict[str, Any]) -> None:
         f"[bold]{status['name']}[/] up for {duration(status['uptime_s'])}{api}, from {escape(str(status['file']))}"
     )
     console.print(_host_table(status["hosts"]))
-    for sentence in _losses(status["hosts"]):
+    ended = list(_losses(status["hosts"]))
+    for sentence in [*ended, *_other_losses(status["lost"], ended)]:
         click.secho(sentence, fg="red")
     print_links(status["links"])
 
@@ -49,6 +50,13 @@ def _losses(hosts: list[dict[str, Any]]) -> Iterator[str]:
         again = f" and started anew ({host['restarts']} x)" if host.get("restarts") else ""
         if host["exit_status"] is not None and (host["role"] or host["exit_status"]):
             yield f"{host['name']} {describe_exit(host['exit_status'])}{again}; see: pddbed logs {host['name']}"
+
+
+def _other_losses(lost: dict[str, str], told: list[str]) -> Iterator[str]:
+    """A sentence for each part of the network that is gone."""
+    for name, how in sorted(lost.items()):
+        if not any(sentence.startswith(f"{name} {how}") for sentence in told):
+            yield f"{name} {how}"
 
 
 def _host_table(hosts: list[dict[str, Any]]) -> Any:

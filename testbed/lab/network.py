@@ -40,6 +40,7 @@ class Network:
     wan_nodes: dict[str, Node] = field(default_factory=dict)  # by WAN link
     links: dict[str, WanLink] = field(default_factory=dict)
     endpoints: dict[str, tuple[Node, Node]] = field(default_factory=dict)  # by WAN link; see `endpoints`
+    daemons: openvswitch.Daemons | None = None
 
     def cap_super_packets(self, plan: LabPlan, rates: Mapping[str, int | None]) -> None:
         """After a link's rate has changed: what each host's TCP may hand over at once. `rates` has every link's."""
@@ -82,19 +83,24 @@ class Network:
 
     def lost(self) -> dict[str, str]:
         """What of the lab's network has ended though nobody took the lab down: what it is, and how that shows."""
-        nodes = {
-            **self._routers_by_name(),
-            **self.hosts,
-            **{f"wan {name}": node for name, node in self.wan_nodes.items()},
-        }
         found = {
-            name: "lost its network: the shell that held it has ended"
-            for name, node in nodes.items()
+            name: "is gone: the shell that held its network has ended; take the lab down and up again"
+            for name, node in {**self._routers_by_name(), **self.hosts}.items()
             if self.is_gone(node)
         }
         for number, datacenter in enumerate(self.routers):
             if not Path(f"/sys/class/net/br{number}").exists():
-                found[f"switch of {datacenter}"] = "is gone"
+                found[f"switch of {datacenter}"] = (
+                    "is gone: somebody removed its bridge; take the lab down and up again"
+                )
+        for program in self.daemons.ended() if self.daemons is not None else ():
+            found[program] = "has ended: Open vSwitch's switches forward no new flows; take the lab down and up again"
+        for name, link in self.links.items():
+            # The emulator holds the only descriptors of its devices: they go with it.
+            if not all(f" {end.ifname}:" in _devices(end.pid) for end in link.ends):
+                found[f"wan {name}"] = (
+                    "is broken: its emulator, or a device of it, is gone; take the lab down and up again"
+                )
         return found
 
     def close(self) -> None:
@@ -110,8 +116,8 @@ def build(plan: LabPlan, driver: str, run_dir: Path) -> Network:
     Mininet.inited = True
     tuning.disable_ipv6()
     net = Mininet(topo=None, build=False, controller=None, switch=Bridge, host=LabNode, link=VethLink)
-    network = Network(net)
     daemons = openvswitch.Daemons(run_dir.parent / "ovs")
+    network = Network(net, daemons=daemons)
     for number, datacenter in enumerate(plan.datacenters):
         _add_datacenter(network, number, datacenter, daemons)
     net.start()
@@ -210,6 +216,14 @@ def _up(ip: Any, ifname: str, address: str, prefixlen: int, mtu: int) -> int:
 def _static_neighbour(ip: Any, ifindex: int, address: str, mac: str) -> None:
     """Spare the first packets an ARP exchange."""
     ip.neigh("replace", dst=address, lladdr=mac, ifindex=ifindex, state=0x80)  # NUD_PERMANENT
+
+
+def _devices(pid: int) -> str:
+    """/proc/PID/net/dev, one interface a line; empty where the process is gone."""
+    try:
+        return "".join(f" {line.strip()}\n" for line in Path(f"/proc/{pid}/net/dev").read_text().splitlines())
+    except OSError:
+        return ""
 
 
 def _mac(node: Node, ifname: str) -> str:

@@ -43,7 +43,7 @@ class Daemons:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self) -> None:
         """Start both, once; returns when the database answers. Raises LinkError."""
@@ -54,6 +54,10 @@ class Daemons:
         self._spawn("ovsdb-server", str(self._directory / "conf.db"), f"--remote=p{self._database}")
         self.vsctl("--no-wait", "init")
         self._spawn("ovs-vswitchd", self._database)
+
+    def ended(self) -> list[str]:
+        """Programs of those that were started which have ended."""
+        return [name for name, process in self._processes.items() if process.poll() is not None]
 
     def vsctl(self, *arguments: str) -> None:
         """One transaction; unless it says --no-wait, returns when the switch daemon has done it. Raises LinkError."""
@@ -69,14 +73,12 @@ class Daemons:
     def _spawn(self, program: str, *arguments: str) -> None:
         control = f"--unixctl={self._directory}/{program}.ctl"
         with (self._directory / f"{program}.log").open("ab") as log:
-            self._processes.append(
-                subprocess.Popen(
-                    [find_tool(program) or program, *arguments, control],
-                    env=self._environment(),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                )
+            self._processes[program] = subprocess.Popen(
+                [find_tool(program) or program, *arguments, control],
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
             )
 
     def _run(self, program: str, *arguments: str) -> None:

@@ -126,6 +126,11 @@ class Record:
             return {}
         return state if isinstance(state, dict) else {}
 
+    def losses(self) -> list[str]:
+        """What the lab has lost since it came up, a sentence each; [] while it is whole, or starting."""
+        lost = self.state().get("lost")
+        return [f"{name} {how}" for name, how in sorted(lost.items())] if isinstance(lost, dict) else []
+
     def write_state(self, state: dict[str, Any]) -> None:
         """Replace the state file in one step, so that no reader sees half of it."""
         partial = self.state_file.with_suffix(".partial")

@@ -31,6 +31,7 @@ from testbed.netns import netlink_in
 from testbed.topology.plan import LabPlan
 
 WORKER_PATIENCE_S = 300.0  # importing torch alone takes 20 s on an emulated CPU
+LOOK_EVERY_S = 1.0  # for parts of the lab that have ended
 SPARE_FILES = 32  # beside the two of each host
 TOO_FEW_FILES = "the lab cannot be built: this process may not open as many files as it takes; raise it with ulimit -n"
 
@@ -55,6 +56,8 @@ class Supervisor:
         self._record = record
         self._settings = settings
         self._began = time.monotonic()
+        self._look_again = 0.0
+        self._lost_network: dict[str, str] = {}
         self._build_seconds = 0.0  # until every path forwarded
         self._api_url = _api_url(settings)
 
@@ -83,6 +86,7 @@ class Supervisor:
         signal.signal(signal.SIGTERM, lambda *_: lab.stop.set())
         while not lab.stop.is_set():
             lab.processes.watch(0.2) if lab.processes.by_host else lab.stop.wait(0.2)
+            self._tell_losses(lab)
         lab.network.close()
         return 0
 
@@ -157,8 +161,11 @@ class Supervisor:
         }
 
     def _tell_losses(self, lab: operations.RunningLab) -> None:
-        """Keep what `ps` shows up to date: it does not ask the lab."""
-        lost = lab.processes.lost()
+        """Keep what `ps` and others show without asking the lab up to date; the network is looked at once a second."""
+        if time.monotonic() >= self._look_again:
+            self._look_again = time.monotonic() + LOOK_EVERY_S
+            self._lost_network = lab.network.lost()
+        lost = {**lab.processes.lost(), **self._lost_network}
         if lost != lab.state["lost"]:
             lab.state["lost"] = lost
             with suppress(OSError):  # no room in /run; `status` knows it all the same

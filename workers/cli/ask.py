@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from testbed.cli import CommandError
-from testbed.cli.options import lab_option, sentences
+from testbed.cli.options import lab_option, sentences, tell_losses
 from testbed.lab.record import LabError, find_record
 from workers.cli.stream import Piece, stream_answer
 from workers.cli.timeline import ASCII, Marks, draw, handover_sentence, milliseconds, route_sentence, rows_of
@@ -40,6 +40,7 @@ def _api_of(lab: str | None) -> str:
     url: str | None = record.state().get("api")
     if url is None:
         raise LabError(f'lab "{record.name}" has no API: it runs without workers, or without a gateway')
+    tell_losses(record, err=True)
     return url
 
 

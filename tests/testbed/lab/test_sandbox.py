@@ -1,5 +1,6 @@
 """A lab leaves nothing, however it ends. Real namespaces; the network only, so that each case takes a second."""
 
+import json
 import os
 import shutil
 import signal
@@ -146,6 +147,16 @@ def test_a_host_whose_shell_was_killed_is_shown_as_gone_and_refused() -> None:
     shown = run_pddbed("status", "-l", "hollow")
     assert shown.returncode == 0, shown.stderr
     assert "gone" in next(line for line in shown.stdout.splitlines() if line.startswith("md0"))
+    deadline = time.monotonic() + 5
+    while "md0 is gone" not in run_pddbed("ps").stdout:
+        assert time.monotonic() < deadline
+    assert "md0 is gone" in run_pddbed("status", "-l", "hollow").stdout
+    assert next(lab for lab in json.loads(run_pddbed("ps", "--json").stdout) if lab["name"] == "hollow")["lost"][
+        "md0"
+    ].startswith("is gone")
+    measured = json.loads(run_pddbed("verify", "-l", "hollow", "--quick", "--json").stdout)
+    assert "md0 is gone" in " ".join(measured["reasons"])
+    assert not measured["faithful"]
     assert run_pddbed("down", "hollow").returncode == 0
 
 
