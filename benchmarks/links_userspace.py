@@ -97,7 +97,7 @@ def lateness(quick: bool) -> Iterator[Row]:
         with link(limited(GBIT, delay_ms * MS)) as (bed, driver), hogs(2):
             with udp.Load(bed, GBIT // 2):
                 time.sleep(delay_ms / 1000 + 0.5)
-                driver.lateness(reset=True)
+                driver.forget()
                 before = driver.counters()["forward"]["bytes"]
                 start = time.monotonic()
                 time.sleep(3 if quick else 8)

@@ -152,9 +152,10 @@ class ExperimentLab:
         except LabError as error:
             raise ExperimentError(str(error)) from None
 
-    def verify(self) -> dict[str, Any]:
-        """Every link measured now, and why what happened so far is not to be trusted, if it is not."""
-        return self.ask("verify", quick=True)
+    def verify(self, anew: bool = False) -> dict[str, Any]:
+        """Every link measured now, and why what happened so far is not to be trusted, if it is not; `anew`: what
+        happened so far is forgotten first."""
+        return self.ask("verify", quick=True, anew=anew)
 
     def start_program(self, host: str, module: str) -> Process:
         """`python -m module` in a host, told what the host's worker would be told."""

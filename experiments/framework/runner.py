@@ -144,12 +144,12 @@ def _compute_parts(
 
 
 def _verify_before(lab: ExperimentLab) -> dict[str, Any] | None:
-    """What `up` measured; anew where the machine was too busy at that moment. The links' own record goes on."""
+    """What `up` measured; anew where the machine was too busy at that moment, which is then forgotten."""
     verified: dict[str, Any] | None = lab.state["verified"]
     for _ in range(VERIFY_AGAIN):
         if verified is not None and verified["ok"] and verified["faithful"]:
             break
-        verified = lab.verify()
+        verified = lab.verify(anew=True)
     return verified
 
 

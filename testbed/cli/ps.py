@@ -1,10 +1,13 @@
 """`pddbed ps`: the labs that are up."""
 
 import time
+from typing import Any
 
 import click
 
 from testbed.cli.options import json_option, print_json, sentences, table_console, tell_losses
+
+PATIENCE_S = 3.0  # for a lab's answer: a table of labs must not wait for one that is busy
 
 
 @click.command()
@@ -16,7 +19,7 @@ def ps(as_json: bool) -> None:
 
     sweep_dead()
     records = live_records()
-    labs = [{**record.state(), "name": record.name} for record in records]
+    labs = [{**record.state(), "name": record.name, "unfaithful": _reasons(record)} for record in records]
     if as_json:
         print_json(labs)
         return
@@ -27,7 +30,7 @@ def ps(as_json: bool) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    for title in ("LAB", "HOSTS", "WAN DRIVER", "MODEL", "API", "UP FOR", "FILE"):
+    for title in ("LAB", "HOSTS", "WAN DRIVER", "MODEL", "API", "UP FOR", "FAITHFUL", "FILE"):
         table.add_column(title, overflow="fold")
     for lab in labs:
         started = lab.get("started")
@@ -38,12 +41,28 @@ def ps(as_json: bool) -> None:
             (lab.get("model") or "-") if lab.get("workers") else "-",
             lab.get("api") or "-",
             duration(time.time() - started) if isinstance(started, float) else "-",
+            "-" if lab["unfaithful"] is None else "NO" if lab["unfaithful"] else "yes",
             lab.get("file") or "-",
         )
         table.add_row(*(escape(str(cell)) for cell in cells))
     table_console().print(table)
     for record in records:
         tell_losses(record)
+    for lab in labs:
+        for reason in lab["unfaithful"] or ():
+            click.secho(f"{lab['name']}: not to be trusted: {reason}", fg="red")
+
+
+def _reasons(record: Any) -> list[str] | None:
+    """Why what is measured in a lab is not to be trusted; None where it does not answer: it starts, say."""
+    from testbed.lab.control import ask_lab
+    from testbed.lab.record import LabError
+
+    try:
+        reasons: list[str] = ask_lab(record, {"op": "faithful"}, PATIENCE_S)[0]["reasons"]
+    except LabError:
+        return None
+    return reasons
 
 
 def duration(seconds: float) -> str:

@@ -40,6 +40,8 @@ def _print(status: dict[str, Any]) -> None:
     for sentence in [*ended, *_other_losses(status["lost"], ended)]:
         click.secho(sentence, fg="red")
     print_links(status["links"])
+    for reason in status["unfaithful"]:
+        click.secho(f"not to be trusted: {reason}", fg="red")
 
 
 def _losses(hosts: list[dict[str, Any]]) -> Iterator[str]:

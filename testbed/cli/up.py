@@ -151,6 +151,7 @@ def _links(state: dict[str, Any]) -> None:
             words = [
                 f"{f['figure']} {shown(f['measured'], f['unit'])} (asked {shown(f['asked'], f['unit'])})"
                 for f in figures
+                if f["measured"] is not None and (f["asked"] or not f["ok"])
             ]
             failed = "" if all(figure["ok"] for figure in figures) else click.style("  OUT OF TOLERANCE", fg="red")
             click.echo(f"  {link['name']} {direction}: {', '.join(words)}{failed}")

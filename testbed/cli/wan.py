@@ -106,7 +106,7 @@ def print_links(links: list[dict[str, Any]]) -> None:
     from testbed.topology.describe import describe_direction
 
     table = Table(box=None, pad_edge=False)
-    for title in ("LINK", "FROM > TO", "DRIVER", "ASKED", "PACKETS", "DROPPED", "UNASKED"):
+    for title in ("LINK", "FROM > TO", "DRIVER", "ASKED", "PACKETS", "DROPPED", "UNASKED", "LATE", "BUSY"):
         table.add_column(title, overflow="fold")
     for link in links:
         ends = link["between"]
@@ -119,6 +119,7 @@ def print_links(links: list[dict[str, Any]]) -> None:
                 link["driver"],
                 describe_direction(Impairment.from_dict(asked)) + changed,
                 *(("[red]broken[/]", "", "") if counters is None else _counted(counters)),
+                *_punctual(link.get("punctuality"), direction),
             )
     table_console().print(table)
     for link in links:
@@ -126,6 +127,11 @@ def print_links(links: list[dict[str, Any]]) -> None:
             click.secho(link["problem"], fg="red")
         for note in notes_of(link):
             click.secho(note, fg="yellow")
+        own = sum(counters.get("dropped_by_verify", 0) for counters in link["counters"].values())
+        if own:
+            click.secho(
+                f"{link['name']}: verify's own load dropped {own} packets more, as it fills the queues", dim=True
+            )
 
 
 def notes_of(link: dict[str, Any]) -> list[str]:
@@ -137,5 +143,15 @@ def notes_of(link: dict[str, Any]) -> list[str]:
 def _counted(counters: dict[str, Any]) -> tuple[str, str, str]:
     """Packets, those dropped as asked, and those dropped unasked."""
     dropped = sum(counters.get(key, 0) for key in ("dropped_queue", "dropped_loss", "lost"))
+    dropped -= counters.get("dropped_by_verify", 0)
     unasked = f"[red]{counters['dropped_unasked']}[/]" if counters["dropped_unasked"] else "0"
     return str(counters["packets"]), str(dropped), unasked
+
+
+def _punctual(figures: dict[str, Any] | None, direction: str) -> tuple[str, str]:
+    """How late the relay was, p99 and worst, and how busy: in its last second and at most."""
+    if figures is None:  # the kernel's driver has no process, a broken link none any more
+        return "-", "-"
+    late, health = figures["lateness"][direction], figures["health"]
+    times = f"{late['p99_ns'] / 1e6:.2f}, {late['max_ns'] / 1e6:.1f} ms"
+    return times if late["count"] else "-", f"{health['busy_last']:.0%}, {health['busy_max']:.0%}"

@@ -70,7 +70,7 @@ def _status(lab: RunningLab, _request: dict[str, Any]) -> Reply:
             }
         )
     links = [{**link, "measured_rtt_ns": lab.measured_rtt_ns.get(link["name"])} for link in lab.wan.show()]
-    state = {**lab.state, "verified": lab.verification.last}
+    state = {**lab.state, "verified": lab.verification.last, "unfaithful": lab.verification.faithfulness.reasons()}
     return {**state, "uptime_s": time.monotonic() - lab.began, "hosts": hosts, "links": links}, []
 
 
@@ -116,13 +116,20 @@ def _wan_set(lab: RunningLab, request: dict[str, Any]) -> Reply:
 
 
 def _wan_reset(lab: RunningLab, request: dict[str, Any]) -> Reply:
+    lab.verification.faithfulness.forget(request["link"])
     if request["link"]:
         return {"links": [lab.wan.reset(request["link"])]}, []
     lab.wan.reset_all()
     return {"links": lab.wan.show()}, []
 
 
+def _faithful(lab: RunningLab, _request: dict[str, Any]) -> Reply:
+    return {"reasons": lab.verification.faithfulness.reasons()}, []
+
+
 def _verify(lab: RunningLab, request: dict[str, Any]) -> Reply:
+    if request.get("anew"):
+        lab.verification.faithfulness.forget()
     return lab.verification.run(request["quick"]), []
 
 
@@ -132,6 +139,7 @@ OPERATIONS: dict[str, Callable[[RunningLab, dict[str, Any]], Reply]] = {
     "endpoints": _endpoints,
     "down": _down,
     "verify": _verify,
+    "faithful": _faithful,
     "wan-show": _wan_show,
     "wan-play": _wan_play,
     "wan-playing": _wan_playing,

@@ -1,30 +1,27 @@
 """Verifying the links of a running lab, and whether what it measured can be trusted.
 
-Owns the floor (delay without impairment, taken once when the lab comes up) and the reasons that make a run
-unfaithful (those of paced workers are read by `pace`). The measuring itself is `testbed.verify`'s, in a process of
-its own.
+Owns the floor (delay without impairment, taken once when the lab comes up) and the conversation with the measuring
+process (`testbed.verify`). What is measured between is in `targets`, why it is not to be trusted in `faithfulness`.
 """
 
 import json
 import subprocess
-from collections.abc import Iterable
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from testbed.interpreter import environment, program
-from testbed.lab.drops import DropWatch, receive_buffer_errors
-from testbed.lab.endpoints import endpoints
+from testbed.lab.drops import receive_buffer_errors
+from testbed.lab.faithfulness import Faithfulness
 from testbed.lab.network import Network
-from testbed.lab.pace import pace_reasons, read_pace
+from testbed.lab.targets import Targets
 from testbed.lab.wan import WanControl
-from testbed.links.base import DIRECTIONS
+from testbed.links.userspace import UserspaceLink
 from testbed.topology.plan import LabPlan
-
-LATEST_P99_NS = 1_000_000
-BUSIEST_RELAY = 0.9
-MOST_STOLEN = 0.05  # share of CPU time that the hypervisor gave to somebody else
+from testbed.verify.judge import Verdict
 
 
 class VerificationError(Exception):
@@ -36,110 +33,154 @@ class Verification:
 
     def __init__(self, plan: LabPlan, network: Network, wan: WanControl, records: Path) -> None:
         self._plan = plan
-        self._records = records
         self._network = network
         self._wan = wan
-        self._floor: dict[str, dict[str, float]] = {}
+        self._floor: dict[str, dict[str, float | None]] = {}
+        self._path_floor: dict[str, float | None] = {}
         self.last: dict[str, Any] | None = None
-        self._cpu_before = psutil.cpu_times()
-        self._drops = DropWatch(network.pids())
-        self._lost_probes = 0
+        self._targets = Targets(plan, network, wan)
+        self.faithfulness = Faithfulness(network, records)
+        self._measuring = threading.Lock()
 
     def measure_floor(self) -> None:
         """Measure the bare path: call while no link has an impairment, and before there is traffic."""
-        self._floor = self._run("floor", quick=True)["floors"]
+        result = self._run("floor", quick=True)
+        self._floor, self._path_floor = result["floors"], result["path_floors"]
 
     def run(self, quick: bool) -> dict[str, Any]:
-        """Measure every link as it is asked to be now: `links`, `fabrics`, `ok`, `faithful`, `reasons`."""
-        result = self._run("verify", quick)
-        reasons = self.unfaithful_reasons()
-        result["ok"] = all(link["ok"] for link in result["links"])
+        """Measure every link as it is asked to be now: `links`, `paths`, `fabrics`, `ok`, `faithful`, `reasons`."""
+        with self._measuring:
+            changes = {wan.name: self._wan.changes(wan.name) for wan in self._plan.wans}
+            began = time.time()
+            result = {"time": began, **self._run("verify", quick)}
+        changed = [name for name, before in changes.items() if self._wan.changes(name) != before]
+        for link in result["links"]:
+            for way, figures in link["directions"].items():
+                if link["name"] in changed:
+                    for figure in figures:
+                        figure.update(judged=False, ok=True, verdict="changed meanwhile")
+                self._add_evidence(figures, *link["times"][way])
+                figures += list(self._lateness_rows(link["name"], way))
+            link["ok"] = link["ok"] or link["name"] in changed
+        reasons = [
+            f'wan "{name}" was changed while it was measured; verify again when nothing changes it' for name in changed
+        ]
+        reasons += self.faithfulness.reasons()
+        for path in result["paths"]:
+            self._add_evidence(path["figures"], result["time"], time.time())
+        result["ok"] = all(one["ok"] for one in (*result["links"], *([] if changed else result["paths"])))
         result["quick"] = quick
+        result["not_measured"] = [] if changed else not_measured(result["links"])
         result["faithful"] = not reasons
         result["reasons"] = reasons
         self.last = result
         return result
 
-    def unfaithful_reasons(self) -> list[str]:
-        """Why figures measured in this lab so far are not to be trusted; empty when they are."""
-        reasons = []
-        for name, link in self._network.links.items():
-            for direction, counters in link.counters().items():
-                if counters["dropped_unasked"]:
-                    reasons.append(f'wan "{name}" {direction}: {counters["dropped_unasked"]} packets dropped unasked')
-            lateness = getattr(link, "lateness", None)
-            if lateness is not None:
-                reasons += _relay_reasons(name, lateness(), link.health())  # type: ignore[attr-defined]
-        reasons += self._drops.reasons()
-        if self._lost_probes:
-            reasons.append(f"{self._lost_probes} probes found no room in their receiver's buffer")
-        return reasons + self._cpu_reasons() + pace_reasons(read_pace(self._records))
+    def _add_evidence(self, figures: list[dict[str, Any]], begin: float, end: float) -> None:
+        """What this machine did meanwhile, beside what failed: a busy one may be the cause."""
+        for figure in figures:
+            if not figure["ok"]:
+                told = self.faithfulness.evidence(begin, end)
+                figure["note"] = f"{figure['note']}; {told}" if figure["note"] else told
 
-    def _cpu_reasons(self) -> list[str]:
-        now = psutil.cpu_times()
-        total = sum(now) - sum(self._cpu_before)
-        stolen = getattr(now, "steal", 0.0) - getattr(self._cpu_before, "steal", 0.0)
-        if total > 0 and stolen / total > MOST_STOLEN:
-            return [f"the hypervisor took {stolen / total:.0%} of this machine's CPU time"]
-        return []
+    def _lateness_rows(self, name: str, way: str) -> Iterator[dict[str, Any]]:
+        """How late the relay was in the lab's life, and while `verify` loaded it: reported, never judged here."""
+        link = self._network.links[name]
+        if not isinstance(link, UserspaceLink):
+            return
+        figures, health = link.lateness()[way], link.health()  # type: ignore[index]
+        for figure, late, busy in (
+            ("lateness", figures, health["busy_max"]),
+            ("lateness (verify)", figures["measuring"], health["busy_max_measuring"]),
+        ):
+            note = f"p99 of {late['count']}, latest {late['max_ns'] / 1e6:.1f} ms; relay up to {busy:.0%} busy"
+            if figure == "lateness (verify)":
+                note += "; while verify loaded the link"
+            yield Verdict(figure, "ns", None, late["p99_ns"], None, None, note).row()
 
     def _run(self, what: str, quick: bool) -> dict[str, Any]:
         for link in self._network.links.values():
             link.counters()  # a broken link says so, and how it broke
+        targets = self._targets.links(self._floor)
+        measured = {tuple(end["pid"] for end in target["ends"]) for target in targets}
+        paths = list(self._targets.paths(measured, self._path_floor))
         request = {
             "what": what,
             "quick": quick,
-            "links": [self._target(wan.name, wan.mtu) for wan in self._plan.wans],
-            "fabrics": [] if quick else self._fabrics(),
+            "links": targets,
+            "paths": paths,
+            "fabrics": [] if quick else self._targets.fabrics(),
         }
-        ends = [end.pid for wan in self._plan.wans for end in endpoints(self._plan, self._network, wan.name)]
+        ends = {end["pid"] for target in targets for end in target["ends"]} | {path["target_pid"] for path in paths}
         without_room = sum(map(receive_buffer_errors, ends))
-        process = subprocess.run(
-            program("testbed.verify"), input=json.dumps(request), capture_output=True, text=True, env=environment()
-        )
-        self._lost_probes += sum(map(receive_buffer_errors, ends)) - without_room
-        if process.returncode != 0:
-            said = process.stderr.strip().splitlines()[-1:] or [f"status {process.returncode}"]
-            raise VerificationError(f"measuring the links failed: {said[0]}")
-        result: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
+        result = self._measure(request)
+        self.faithfulness.note_lost_probes(sum(map(receive_buffer_errors, ends)) - without_room)
+        for link_result, target in zip(result.get("links", []), targets, strict=False):
+            link_result["between"] = target["between"]
         return result
 
-    def _fabrics(self) -> list[dict[str, Any]]:
-        """Between the first two hosts of each datacenter, or its router and its only host."""
-        found = []
-        for datacenter in self._plan.datacenters:
-            ends = [(host.name, host.address) for host in datacenter.hosts]
-            ends.append((f"router.{datacenter.name}", datacenter.router_address))
-            if len(ends) > 1:
-                found.append(
-                    {
-                        "datacenter": datacenter.name,
-                        "between": [name for name, _ in ends[:2]],
-                        "ends": [
-                            {"pid": self._network.pid_of(name), "address": str(address.ip)}
-                            for name, address in ends[:2]
-                        ],
-                        "mtu": datacenter.fabric_mtu,
-                        "rate_bps": datacenter.fabric_rate_bps,
-                        "delay_ns": datacenter.fabric_delay_ns,
-                    }
-                )
-        return found
+    def _measure(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Run the measuring process to its end. Raises VerificationError."""
+        with subprocess.Popen(
+            program("testbed.verify"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(),
+        ) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            assert process.stderr is not None
+            message: dict[str, Any] = {}
+            loading: dict[str, dict[str, int]] = {}
+            try:
+                with suppress(BrokenPipeError):
+                    process.stdin.write(json.dumps(request) + "\n")
+                    process.stdin.flush()
+                    for line in process.stdout:
+                        message = json.loads(line)
+                        if "load" in message:
+                            loading = self._load(message["load"], loading)
+                            process.stdin.write("\n")
+                            process.stdin.flush()
+            finally:
+                if loading:
+                    self._load(False, loading)
+            said = process.stderr.read().strip().splitlines()[-1:]
+        if process.returncode != 0:
+            raise VerificationError(f"measuring the links failed: {(said or [f'status {process.returncode}'])[0]}")
+        return message
 
-    def _target(self, name: str, mtu: int) -> dict[str, Any]:
-        ends = endpoints(self._plan, self._network, name)
-        return {
-            "name": name,
-            "ends": [{"pid": end.pid, "address": str(end.address)} for end in ends],
-            "mtu": mtu,
-            "asked": {way: self._wan.asked(name, way).to_dict() for way in DIRECTIONS},
-            "floor_ns": self._floor.get(name, dict.fromkeys(DIRECTIONS, 0.0)),
-        }
+    def _load(self, on: bool, before: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+        """The measuring process begins or ceases to load the links: what that does to them is counted apart.
+
+        Returns the packets that each direction's queue had dropped when it began; {} at the end.
+        """
+        now: dict[str, dict[str, int]] = {}
+        for name, link in self._network.links.items():
+            link.measure(on)
+            now[name] = {way: counters["dropped_queue"] for way, counters in link.counters().items()}
+        if on:
+            return now
+        for name, dropped in before.items():
+            self._wan.dropped_by_verify(name, {way: now[name][way] - count for way, count in dropped.items()})
+        return {}
 
 
-def _relay_reasons(name: str, lateness: dict[str, dict[str, Any]], health: dict[str, Any]) -> Iterable[str]:
-    for direction, histogram in lateness.items():
-        if histogram["count"] and histogram["p99_ns"] > LATEST_P99_NS:
-            yield f'wan "{name}" {direction}: the relay was late, p99 {histogram["p99_ns"] / 1e6:.1f} ms (limit 1 ms)'
-    if health["busy_max"] > BUSIEST_RELAY:
-        yield f'wan "{name}": the relay was {health["busy_max"]:.0%} busy (limit {BUSIEST_RELAY:.0%})'
+def not_measured(links: list[dict[str, Any]]) -> list[str]:
+    """What a verification did not judge of what was asked, `wan0 forward: queue`; a figure in two forms needs one."""
+    found = []
+    for link in links:
+        for way, figures in link["directions"].items():
+            judged = {_subject(figure) for figure in figures if figure["judged"]}
+            open_ = dict.fromkeys(_subject(figure) for figure in figures if figure["asked"])
+            missing = [subject for subject in open_ if subject not in judged]
+            if missing:
+                found.append(f"{link['name']} {way}: {', '.join(missing)}")
+    return found
+
+
+def _subject(figure: Mapping[str, Any]) -> str:
+    """`rate (UDP)` and `rate (TCP)` are the same."""
+    return str(figure["figure"]).partition(" (")[0]

@@ -43,6 +43,8 @@ class WanControl:
         self._asked: dict[str, dict[Direction, Impairment]] = {
             wan.name: {"forward": wan.forward, "backward": wan.backward} for wan in plan.wans
         }
+        self._changes = dict.fromkeys(self._asked, 0)
+        self._dropped_by_verify = {name: dict.fromkeys(DIRECTIONS, 0) for name in self._asked}
 
     def show(self) -> list[dict[str, Any]]:
         """Per link: the file's values, what is asked now, what is applied, and the counters.
@@ -53,9 +55,12 @@ class WanControl:
 
     def _show(self, name: str) -> dict[str, Any]:
         plan, link = self._plans[name], self._links[name]
-        applied, counters, problem = {}, {}, None
+        applied, counters, punctuality, problem = {}, {}, None, None
         try:
             applied, counters = dict(link.applied()), dict(link.counters())
+            punctuality = link.punctuality()
+            for direction, dropped in self._dropped_by_verify[name].items():
+                counters[direction]["dropped_by_verify"] = dropped
         except LinkError as error:  # one broken link must not hide the rest of the lab
             problem = str(error)
         return {
@@ -67,12 +72,22 @@ class WanControl:
             "asked": {direction: self._asked[name][direction].to_dict() for direction in DIRECTIONS},
             "applied": applied,
             "counters": counters,
+            "punctuality": punctuality,
             "problem": problem,
         }
 
     def asked(self, name: str, direction: Direction) -> Impairment:
         """What the direction is asked to do now."""
         return self._asked[name][direction]
+
+    def changes(self, name: str) -> int:
+        """How often the link was changed so far."""
+        return self._changes[name]
+
+    def dropped_by_verify(self, name: str, dropped: Mapping[str, int]) -> None:
+        """Packets that the queues dropped while `pddbed verify` filled them; `dropped_queue` counts them too."""
+        for direction in DIRECTIONS:
+            self._dropped_by_verify[name][direction] += dropped[direction]
 
     def set(self, name: str, direction: Direction | None, values: Mapping[str, Any]) -> dict[str, Any]:
         """Change the named values, in one direction or both, and keep the rest. Raises ChangeError, LinkError."""
@@ -128,6 +143,7 @@ class WanControl:
                 raise ChangeError(f'wan "{name}" ({direction}): {refused}')
         for direction, impairment in wanted.items():
             if impairment != self._asked[name][direction]:
+                self._changes[name] += 1
                 self._links[name].apply(direction, impairment)
                 self._asked[name][direction] = impairment
 

@@ -72,3 +72,13 @@ class WanLink(ABC):
     @abstractmethod
     def close(self) -> None:
         """End what was started. Idempotent."""
+
+    def measure(self, on: bool) -> None:  # noqa: B027
+        """The lab itself begins or ceases to load the link fully. Most drivers have nothing to keep apart."""
+
+    def forget(self) -> None:  # noqa: B027
+        """What made the link unfaithful so far."""
+
+    def punctuality(self) -> Mapping[str, Any] | None:
+        """How late and how busy the driver's own process is, for people; None where the kernel does it all."""
+        return None

@@ -55,6 +55,26 @@ class _Port:
         return wrong
 
 
+class _Drops:
+    """A netem counts together what it loses on purpose and what its limit refuses. Each drop is what the settings of
+    its time made it: count before every change."""
+
+    def __init__(self) -> None:
+        self.lost = self.unasked = self._seen = 0
+
+    def count(self, line: qdisc.Installed | None) -> None:
+        """The drops since the last time, under the settings that `line` still has."""
+        if line is None or not isinstance(line.settings, qdisc.Netem):
+            self._seen = 0  # what comes in its place begins at nothing
+            return
+        drops = line.statistics.drops
+        new, self._seen = max(0, drops - self._seen), drops
+        if line.settings.drops_packets:
+            self.lost += new
+        else:
+            self.unasked += new
+
+
 class NetemLink(WanLink):
     """See `WanLink`. `seed` makes jitter repeatable, and from Linux 6.7 on the kernel's random decisions too."""
 
@@ -70,6 +90,7 @@ class NetemLink(WanLink):
         self._lines: dict[Direction, _Port] = {}
         self._limits: dict[Direction, qdisc.Tbf | None] = {}  # what the limiters were told last
         self._wanderers: dict[Direction, Wanderer] = {}
+        self._drops = {direction: _Drops() for direction in DIRECTIONS}
         self._closed = False
         self._available_bytes = 0  # when the link was built, before its own packets took any
         self._sockets = ExitStack()
@@ -162,6 +183,7 @@ class NetemLink(WanLink):
         self._stop_wandering(direction)
         # A change starts the kernel's random numbers anew: with one seed for all, each would repeat the last.
         seed = self._random[direction].getrandbits(64)
+        self._drops[direction].count(line.read())
         self._refuse_difference(direction, line.install(wanted.with_seed(seed)))
         segments = 1 if wanted.netem.split else segment.GSO_SEGMENTS
         limiter.netlink.link("set", index=limiter.index, gso_max_segs=segments)
@@ -193,7 +215,10 @@ class NetemLink(WanLink):
         tbf, netem = limiter.settings if limiter else None, line.settings if line else None
         if isinstance(tbf, qdisc.Tbf) and tbf.rate_bytes_per_s != wide_open(self.plan.mtu).rate_bytes_per_s:
             values["rate_bps"] = tbf.rate_bytes_per_s * 8
-            values["queue_bytes"] = tbf.limit_bytes
+            told = self._limits[direction]
+            values["buffer_bytes"] = tbf.limit_bytes + tbf.burst_bytes  # of tiny queues a packet or two more
+            as_told = told is not None and not qdisc.differences(told, tbf)
+            values["queue_bytes"] = self._asked[direction].queue_bytes if as_told else values["buffer_bytes"]
             values["burst_bytes"] = tbf.burst_bytes
         if isinstance(netem, qdisc.Netem):
             values |= netem.describe()
@@ -212,18 +237,17 @@ class NetemLink(WanLink):
         limited, delayed = limiter.read(), line.read()
         if delayed is None or not isinstance(delayed.settings, qdisc.Netem):
             raise LinkError(f'wan "{self.plan.name}" ({direction}): its netem is gone; take the lab down and up')
-        impaired = delayed.settings.drops_packets
-        drops = delayed.statistics.drops
+        drops = self._drops[direction]
+        drops.count(delayed)
         # The routers' ends drop nothing on their own; frames for nobody would be counted at the ports.
         dropped = sum(segment.dropped(port.netlink, port.index) for port in (limiter, line))
         return {
             "packets": delayed.statistics.packets,
             "bytes": delayed.statistics.bytes,
             "dropped_queue": limited.statistics.drops if limited and limited.kind == "tbf" else 0,
-            # netem counts what it loses on purpose and what its limit refuses together; the limit is sized so that
-            # the rate cannot reach it.
-            "lost": drops if impaired else 0,
-            "dropped_unasked": dropped + (0 if impaired else drops),
+            # The delay line's limit is sized so that the rate cannot reach it.
+            "lost": drops.lost,
+            "dropped_unasked": dropped + drops.unasked,
             "queued_bytes": limited.statistics.queued_bytes if limited else 0,
             "in_flight_packets": delayed.statistics.queued_packets,
         }

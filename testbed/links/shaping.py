@@ -6,7 +6,9 @@ Owns the derived limits, the burst, the order of the stages and the refusals; do
 
 tbf holds packets back and drops what exceeds the queue; its tokens let a burst of a millisecond or so pass at once.
 netem gives each packet its own serialization time after the one before it, so that the burst leaves as a line would
-send it, and a lone packet takes the time that its bits need. netem's rate is 0.1 % higher, so that its line drains.
+send it, and a lone packet takes the time that its bits need: what waits there is part of the buffer. As both have the
+same rate (netem's is higher by a hair, so that rounding never makes its line grow), the burst that tbf has let through
+and the tokens that it has left are one sum: the buffer is tbf's limit and its burst together, and that is the queue.
 """
 
 from dataclasses import dataclass, replace
@@ -20,7 +22,7 @@ TIMER_LATENESS_NS = 1_000_000
 SUPER_PACKET_NS = 500_000
 # netem may fall behind its clock by this much before its limit is felt.
 STALL_NS = 1_000_000_000
-NETEM_HEADROOM = 1_000  # a netem rate is rate x (1 + 1/1000)
+NETEM_HEADROOM = 100_000  # a netem rate is rate x (1 + 1/100,000)
 # Without a rate, netem still needs one: it keeps packets in order only then. 15 ns for a full packet.
 ORDERING_BYTES_PER_S = 100_000_000_000
 # Lifting the limit of a link in use leaves its tbf in place, wide open.
@@ -75,8 +77,9 @@ def shape(impairment: Impairment, mtu: int, timer_lateness_ns: int = TIMER_LATEN
         rate = round(rate_bps / 8)
         longest = gso_cap_bytes(rate_bps, mtu, queue_bytes)
         # The kernel compares a full packet with the burst including its Ethernet header.
-        burst = longest + ETHERNET_HEADER_BYTES + rate * timer_lateness_ns // NS_PER_S
-        tbf = Tbf(rate, burst, max(queue_bytes, mtu), mtu)
+        lateness = max(0, min(rate * timer_lateness_ns // NS_PER_S, queue_bytes // 2 - ETHERNET_HEADER_BYTES))
+        burst = longest + ETHERNET_HEADER_BYTES + lateness
+        tbf = Tbf(rate, burst, max(queue_bytes - burst, longest), mtu)
     packets = delay_line_packets(impairment)
     if packets > U32_MAX:
         raise ValueError(
@@ -86,7 +89,9 @@ def shape(impairment: Impairment, mtu: int, timer_lateness_ns: int = TIMER_LATEN
     netem = Netem(
         latency_ns=impairment.delay_ns,
         limit_packets=packets,
-        rate_bytes_per_s=ORDERING_BYTES_PER_S if tbf is None else -(-tbf.rate_bytes_per_s * 1001 // NETEM_HEADROOM),
+        rate_bytes_per_s=ORDERING_BYTES_PER_S
+        if tbf is None
+        else -(-tbf.rate_bytes_per_s * (NETEM_HEADROOM + 1) // NETEM_HEADROOM),
         loss=fraction(impairment.loss.probability) if isinstance(impairment.loss, BernoulliLoss) else 0,
         gilbert_elliott=_gilbert_elliott(impairment.loss),
         duplicate=fraction(impairment.duplication),
@@ -189,3 +194,10 @@ def _rate(rate_bps: int | None) -> str:
 
 def _seconds(duration_ns: int) -> str:
     return f"{duration_ns / NS_PER_S:g} s" if duration_ns >= NS_PER_S else f"{duration_ns / 1e6:g} ms"
+
+
+def _serialization(tbf: Tbf | None) -> int:
+    """netem's rate in bytes/s, rounded up: a hair more than tbf lets through."""
+    if tbf is None:
+        return ORDERING_BYTES_PER_S
+    return -(-tbf.rate_bytes_per_s * (NETEM_HEADROOM + 1) // NETEM_HEADROOM)

@@ -101,16 +101,30 @@ class UserspaceLink(WanLink):
             answer[direction]["dropped_unasked"] += dropped
         return answer
 
-    def lateness(self, reset: bool = False) -> Mapping[Direction, dict[str, Any]]:
-        """Actual minus logical departure per frame: count, mean_ns, p50_ns, p99_ns, max_ns, buckets.
+    def lateness(self) -> Mapping[Direction, dict[str, Any]]:
+        """How late packets (frames: super-packets count once) were, read late or written late, since `forget`.
 
-        `reset` starts a new histogram after this one was read.
+        count, mean_ns, p50_ns, p99_ns, max_ns, buckets; `unfaithful`: None, or how many `windows` were and the
+        `first`, `worst` and `last` of them (`from` and `to` in seconds of the epoch, packets, late, worst_ns, limit);
+        `measuring`: the same, of what passed while `measure` was on.
         """
-        return self._ask({"op": "lateness", "reset": reset})
+        return self._ask({"op": "lateness"})
+
+    def measure(self, on: bool) -> None:
+        """Begin or end a time in which the lab itself loads the link as much as it may be: lateness is kept apart."""
+        self._ask({"op": "measure", "on": on})
+
+    def forget(self) -> None:
+        """How late and how busy the relay was so far."""
+        self._ask({"op": "forget"})
 
     def health(self) -> Mapping[str, Any]:
-        """Of the relay: pid, busy_last and busy_max (share of one CPU, 1 s windows), realtime, realtime_refused."""
+        """Of the relay: pid, busy_last, busy_max and busy_max_measuring (share of one CPU, 1 s windows), realtime,
+        realtime_refused."""
         return self._ask({"op": "health"})
+
+    def punctuality(self) -> Mapping[str, Any] | None:
+        return {"lateness": self.lateness(), "health": self.health()}
 
     def close(self) -> None:
         with self._lock:

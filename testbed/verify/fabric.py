@@ -35,9 +35,10 @@ def measure_fabric(fabric: Fabric) -> list[Verdict]:
     """One way; the other is alike."""
     (source, _), (target, address) = fabric.ends
     ends = Ends(source, target, address)
-    delays = measure.delays(ends, Impairment(delay_ns=fabric.delay_ns), PROBES, PROBE_INTERVAL_NS)
-    note = f"p99 {delays.quantile(0.99) / 1e6:.2f} ms: reported" if delays.delays_ns else "no probe arrived"
-    floor = delays.median_ns if delays.delays_ns else None
+    delays = measure.probe(ends, Impairment(delay_ns=fabric.delay_ns), PROBES, PROBE_INTERVAL_NS)
+    arrived = delays.delays_ns
+    note = f"p99 {measure.quantile(arrived, 0.99) / 1e6:.2f} ms: reported" if arrived else "no probe arrived"
+    floor = delays.median_ns
     payload = measure.tcp_goodput_bps(ends, WARM_S, MEASURE_S)
     ceiling = None if payload is None else payload * fabric.mtu / (fabric.mtu - TCP_HEADERS)
     return [

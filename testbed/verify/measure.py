@@ -9,7 +9,9 @@ import statistics
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 
 from testbed.impairment import Impairment
 from testbed.netns import network_namespace_of
@@ -19,9 +21,13 @@ TCP_HEADERS = 52  # IPv4 20, TCP 20, timestamps 12
 # A train must last long against the jitter of stamps, and fit into the bottleneck's buffer.
 TRAIN_NS = 40_000_000
 TRAIN_PACKETS = 60
+# On slow links fewer do: each takes long.
+LONGEST_TRAIN_NS, FEWEST_TRAIN_PACKETS = 2_000_000_000, 8
 # Beyond this, separate UDP packets measure how fast this machine sends them rather than the link.
 MAX_TRAIN_RATE_BPS = 1_000_000_000
 OVERLOAD = 1.3  # of the rate, while a buffer is being filled
+LEAST_OVERLOAD = 1.15  # what of it this machine must have managed to send,
+OFFERS = 3  # in one of so many goes: a busy machine is no fault of the link
 MAX_BURST = 8  # packets
 MAX_QUEUE_BYTES = 64 * 1024 * 1024
 
@@ -35,75 +41,107 @@ class Ends:
     target_address: str
 
 
-@dataclass(frozen=True, slots=True)
-class Delays:
-    """One-way delays of sparse probes, in ns; `lost` of `sent` did not arrive."""
+@dataclass(frozen=True)
+class Probes:
+    """What came of `sent` probes: every arrival in its order, those of duplicates too, and how many were corrupted."""
 
-    delays_ns: tuple[int, ...]
     sent: int
+    arrivals: tuple[Arrival, ...]
+    corrupted: int = 0
+
+    @cached_property
+    def first(self) -> dict[int, Arrival]:
+        """The first arrival of each probe that came."""
+        found: dict[int, Arrival] = {}
+        for arrival in self.arrivals:
+            found.setdefault(arrival.sequence, arrival)
+        return found
 
     @property
-    def lost(self) -> int:
-        return self.sent - len(self.delays_ns)
-
-    def quantile(self, share: float) -> int:
-        ordered = sorted(self.delays_ns)
-        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+    def delays_ns(self) -> list[int]:
+        return [arrival.delay_ns for arrival in self.first.values()]
 
     @property
-    def median_ns(self) -> int:
-        return int(statistics.median(self.delays_ns))
+    def median_ns(self) -> float | None:
+        return median(self.delays_ns) if self.first else None
 
     @property
-    def mean_ns(self) -> float:
-        return statistics.fmean(self.delays_ns)
+    def duplicates(self) -> int:
+        return len(self.arrivals) - len(self.first)
 
-    @property
-    def std_ns(self) -> float:
-        return statistics.pstdev(self.delays_ns)
+    def overtaken(self) -> int:
+        """Probes that came after one that was sent later."""
+        last, count = -1, 0
+        for sequence in self.first:
+            count += sequence < last
+            last = max(last, sequence)
+        return count
+
+    def missing(self) -> list[bool]:
+        """For each probe whether it never came; of those, one is taken off for each that came corrupted."""
+        lost = [sequence not in self.first for sequence in range(self.sent)]
+        left = self.corrupted
+        for sequence, gone in enumerate(lost):
+            if gone and left:
+                lost[sequence] = False
+                left -= 1
+        return lost
 
 
-def delays(ends: Ends, asked: Impairment, count: int, interval_ns: int) -> Delays:
-    """Sparse probes: each finds an empty queue."""
-    with ProbePath(ends.source_pid, ends.target_pid, ends.target_address) as path:
-        arrivals = path.send_evenly(count, interval_ns)
-        arrivals += path.collect(count - len(arrivals), _patience_s(asked))
-    return Delays(tuple(arrival.delay_ns for arrival in arrivals), count)
+def probe(ends: Ends, asked: Impairment, count: int, interval_ns: int, ip_bytes: int = SMALLEST_PROBE) -> Probes:
+    """Sparse probes, so that each finds an empty queue; without checksums, so that a flipped bit is seen."""
+    with ProbePath(ends.source_pid, ends.target_pid, ends.target_address, unchecked=True) as path:
+        arrivals = path.send_evenly(count, interval_ns, ip_bytes)
+        arrivals += path.collect(patience_s(asked))
+        return Probes(count, tuple(arrivals), path.corrupted)
 
 
-def train_rate_bps(ends: Ends, asked: Impairment, mtu: int) -> float | None:
-    """Rate of the bottleneck from the spacing of a train of MTU packets; None where that cannot tell.
+def probe_together(paths: Sequence[Ends], asked: Sequence[Impairment], count: int, interval_ns: int) -> list[Probes]:
+    """`probe`, of several paths at once: `count` rounds of one probe each."""
+    with ExitStack() as stack:
+        opened = [
+            stack.enter_context(ProbePath(ends.source_pid, ends.target_pid, ends.target_address, unchecked=True))
+            for ends in paths
+        ]
+        begin = time.monotonic_ns()
+        for number in range(count):
+            pause_ns = begin + number * interval_ns - time.monotonic_ns()
+            if pause_ns > 0:
+                time.sleep(pause_ns / 1e9)
+            for path in opened:
+                path.send()
+        patience = max(map(patience_s, asked), default=0.0)
+        return [Probes(path.sent, tuple(path.collect(patience)), path.corrupted) for path in opened]
 
-    The first half of the train fills the buffer's head and is left out, so that the sender's own pace does not show.
-    """
+
+def sparse_interval_ns(asked: Impairment, least_ns: int, ip_bytes: int = SMALLEST_PROBE, share: float = 0.3) -> int:
+    """Between probes, so that they take at most `share` of the rate."""
+    return max(least_ns, math.ceil(asked.serialization_ns(ip_bytes) / share))
+
+
+def train(ends: Ends, asked: Impairment, mtu: int) -> Probes | None:
+    """A train of MTU packets that fits into the bottleneck's buffer; None where its spacing cannot tell the rate."""
     if asked.rate_bps is None or asked.rate_bps > MAX_TRAIN_RATE_BPS:
         return None
     packets = max(TRAIN_PACKETS, TRAIN_NS * asked.rate_bps // (8 * 10**9 * mtu))
-    room = (asked.queue_bytes or 0) * 9 // 10 // mtu
-    packets = min(packets, max(2, room))
+    packets = min(packets, max(FEWEST_TRAIN_PACKETS, LONGEST_TRAIN_NS * asked.rate_bps // (8 * 10**9 * mtu)))
+    packets = min(packets, max(2, (asked.queue_bytes or 0) * 9 // 10 // mtu))
     with ProbePath(ends.source_pid, ends.target_pid, ends.target_address) as path:
         path.send_train(packets, mtu)
-        arrivals = path.collect(packets, _patience_s(asked) + packets * asked.serialization_ns(mtu) / 1e9)
-    return spacing_rate_bps(arrivals, mtu)
+        arrivals = path.collect(patience_s(asked) + packets * asked.serialization_ns(mtu) / 1e9)
+        return Probes(packets, tuple(arrivals), path.corrupted)
 
 
 def spacing_rate_bps(arrivals: Sequence[Arrival], ip_bytes: int) -> float | None:
-    """Bits per second by the spacing of the second half of a train; None when too little of it arrived."""
+    """Bits per second by the spacing of the second half of a train; None when too little of it arrived.
+
+    The first half fills the buffer's head and is left out, so that the sender's own pace does not show.
+    """
     half = sorted(arrivals, key=lambda arrival: arrival.sequence)[len(arrivals) // 2 :]
     if len(half) < 2:
         return None
     span_ns = half[-1].received_ns - half[0].received_ns
     return None if span_ns <= 0 else (half[-1].sequence - half[0].sequence) * ip_bytes * 8e9 / span_ns
-
-
-def losses(ends: Ends, asked: Impairment, count: int, share: float = 0.3) -> list[bool]:
-    """For each of `count` small probes at `share` of the rate (at most 20,000 a second): whether it was lost."""
-    interval_ns = max(50_000, math.ceil(asked.serialization_ns(SMALLEST_PROBE) / share))
-    with ProbePath(ends.source_pid, ends.target_pid, ends.target_address) as path:
-        arrivals = path.send_evenly(count, interval_ns)
-        arrivals += path.collect(count - len(arrivals), _patience_s(asked))
-    arrived = {arrival.sequence for arrival in arrivals}
-    return [sequence not in arrived for sequence in range(count)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,43 +150,67 @@ class Overload:
 
     rate_bps: float | None
     queue_bytes: int
+    span_ns: int  # over which the rate was taken
 
 
 def overload(ends: Ends, asked: Impairment, mtu: int) -> Overload | None:
     """Fill the bottleneck's buffer. Its depth is how much longer a packet waits in the fullest than in an empty one.
 
     The rate is exceeded by 30 % until the buffer must be full: a burst at once would also measure how long this
-    machine takes to carry it to the bottleneck. None without a rate, and for buffers that take too much to fill.
+    machine takes to carry it to the bottleneck. None without a rate, for buffers that take too much to fill, and where
+    this machine was too busy to send so much: then nothing was overloaded.
     """
     if asked.rate_bps is None or asked.queue_bytes is None:
         return None
     if asked.rate_bps > MAX_TRAIN_RATE_BPS or asked.queue_bytes > MAX_QUEUE_BYTES:
         return None
-    packets = int(asked.queue_bytes / mtu * OVERLOAD / (OVERLOAD - 1) * 1.2) + TRAIN_PACKETS
+    for _ in range(OFFERS):
+        arrivals, offered_bps = _offer_too_much(ends, asked, mtu)
+        if offered_bps > LEAST_OVERLOAD * asked.rate_bps:
+            break
+    else:
+        return None
+    if len(arrivals) < 2:
+        return None
+    waits = [arrival.delay_ns for arrival in arrivals]
+    depth = int((max(waits) - min(waits)) * asked.rate_bps / 8e9)
+    half = _second_half(arrivals)
+    span_ns = half[-1].received_ns - half[0].received_ns
+    return Overload(arrival_rate_bps(arrivals, mtu), depth, span_ns)
+
+
+def _offer_too_much(ends: Ends, asked: Impairment, mtu: int) -> tuple[list[Arrival], float]:
+    """What arrived, and the rate at which this machine really sent, in its slower half."""
+    packets = int((asked.queue_bytes or 0) / mtu * OVERLOAD / (OVERLOAD - 1) * 1.2) + TRAIN_PACKETS
     burst = max(1, min(MAX_BURST, packets // 100))
     interval_ns = int(burst * asked.serialization_ns(mtu) / OVERLOAD)
+    bursts = packets // burst
     with ProbePath(ends.source_pid, ends.target_pid, ends.target_address) as path:
         arrivals: list[Arrival] = []
-        start = time.monotonic_ns()
-        for index in range(packets // burst):
+        start = half = time.monotonic_ns()
+        for index in range(bursts):
             pause_ns = start + index * interval_ns - time.monotonic_ns()
             if pause_ns > 0:
                 time.sleep(pause_ns / 1e9)
             path.send_train(burst, mtu)
             arrivals += path.arrivals()
-        arrivals += path.collect(path.sent - len(arrivals), _patience_s(asked) + 0.2)
-    if len(arrivals) < 2:
-        return None
-    waits = [arrival.delay_ns for arrival in arrivals]
-    depth = int((max(waits) - min(waits)) * asked.rate_bps / 8e9)
-    return Overload(arrival_rate_bps(arrivals, mtu), depth)
+            if index == bursts // 2:
+                half = time.monotonic_ns()
+        end = time.monotonic_ns()
+        arrivals += path.collect(patience_s(asked) + 0.2)
+    slower_ns = max(half - start, end - half, 1)
+    return arrivals, (bursts // 2) * burst * mtu * 8e9 / slower_ns
 
 
 def arrival_rate_bps(arrivals: Sequence[Arrival], ip_bytes: int) -> float | None:
     """Bits per second of the second half of what arrived, lost packets in between not counted."""
-    half = sorted(arrivals, key=lambda arrival: arrival.received_ns)[len(arrivals) // 2 :]
+    half = _second_half(arrivals)
     span_ns = half[-1].received_ns - half[0].received_ns if half else 0
     return None if span_ns <= 0 else (len(half) - 1) * ip_bytes * 8e9 / span_ns
+
+
+def _second_half(arrivals: Sequence[Arrival]) -> list[Arrival]:
+    return sorted(arrivals, key=lambda arrival: arrival.received_ns)[len(arrivals) // 2 :]
 
 
 def tcp_goodput_bps(ends: Ends, warm_s: float, measure_s: float) -> float | None:
@@ -203,7 +265,16 @@ def _receive_rate_bps(connection: socket.socket, warm_s: float, measure_s: float
             return received * 8 / (now - began)
 
 
-def _patience_s(asked: Impairment) -> float:
+def patience_s(asked: Impairment) -> float:
     """How long silence may last before what is missing counts as lost."""
     queue_ns = asked.serialization_ns(asked.queue_bytes or 0)
     return (asked.longest_delay_ns() + queue_ns) / 1e9 + 0.25
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The smallest value that `share` of them do not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+median, mean, deviation = statistics.median, statistics.fmean, statistics.pstdev

@@ -1,23 +1,27 @@
 """UDP sockets in two namespaces of one machine, with the kernel's receive stamps: everything is on one clock.
 
-A probe carries its sequence number and the CLOCK_REALTIME of its sending; the kernel stamps it on arrival, so that a
-receiver that is scheduled late does not make the link look slow.
+A probe carries its sequence number, the CLOCK_REALTIME of its sending and a checksum of both; the kernel stamps it on
+arrival, so that a receiver that is scheduled late does not make the link look slow.
 """
 
 import socket
 import struct
 import time
+import zlib
 from dataclasses import dataclass
 
 from testbed.netns import network_namespace_of
 
 SO_TIMESTAMPNS = 35  # include/uapi/asm-generic/socket.h; the option's and the control message's number
 _STAMP = struct.Struct("qq")  # struct timespec on 64-bit Linux
-_PROBE = struct.Struct("!QQ")
+_NUMBERS = struct.Struct("!QQ")
+_CHECK = struct.Struct("!I")
+_HEAD = _NUMBERS.size + _CHECK.size
 UDP_HEADERS = 28
-SMALLEST_PROBE = UDP_HEADERS + _PROBE.size
+SMALLEST_PROBE = UDP_HEADERS + _HEAD
 _CONTROL_SPACE = socket.CMSG_SPACE(_STAMP.size)
 UDP_SEGMENT = 103  # include/uapi/linux/udp.h
+SO_NO_CHECK = 11  # include/uapi/asm-generic/socket.h
 MAX_SEGMENTS = 64  # UDP_MAX_SEGMENTS before Linux 6.9
 MAX_UDP_PAYLOAD = 65507
 RECEIVE_BUFFER = 64 * 1024 * 1024
@@ -37,9 +41,13 @@ class Arrival:
 
 
 class ProbePath:
-    """One direction between two hosts: `send` from the first, `arrivals` at the second. A context manager."""
+    """One direction between two hosts: `send` from the first, `arrivals` at the second. A context manager.
 
-    def __init__(self, source_pid: int, target_pid: int, target_address: str) -> None:
+    `unchecked` probes go without a UDP checksum, so that those with a flipped bit arrive and are counted in
+    `corrupted`; otherwise the receiving kernel drops them.
+    """
+
+    def __init__(self, source_pid: int, target_pid: int, target_address: str, unchecked: bool = False) -> None:
         with network_namespace_of(target_pid):
             self._receiver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._receiver.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
@@ -49,7 +57,12 @@ class ProbePath:
         with network_namespace_of(source_pid):
             self._sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._sender.connect(self._receiver.getsockname())
+        if unchecked:
+            self._sender.setsockopt(socket.SOL_SOCKET, SO_NO_CHECK, 1)
         self.sent = 0
+        self.corrupted = 0
+        self._longest = SMALLEST_PROBE
+        self._seen: set[int] = set()
 
     def __enter__(self) -> "ProbePath":
         return self
@@ -60,13 +73,14 @@ class ProbePath:
 
     def send(self, ip_bytes: int = SMALLEST_PROBE) -> None:
         """One probe of `ip_bytes` in all. A full local queue blocks."""
-        padding = bytes(ip_bytes - SMALLEST_PROBE)
-        self._sender.send(_PROBE.pack(self.sent, time.time_ns()) + padding)
+        self._longest = max(self._longest, ip_bytes)
+        self._sender.send(_probe(self.sent, time.time_ns(), ip_bytes - UDP_HEADERS))
         self.sent += 1
 
     def send_train(self, count: int, ip_bytes: int) -> None:
         """`count` probes back to back, as fast as this machine can: the kernel cuts each call into many (UDP GSO)."""
         payload = ip_bytes - UDP_HEADERS
+        self._longest = max(self._longest, ip_bytes)
         per_call = max(1, min(MAX_SEGMENTS, MAX_UDP_PAYLOAD // payload))
         self._sender.setsockopt(socket.IPPROTO_UDP, UDP_SEGMENT, payload)
         try:
@@ -74,9 +88,7 @@ class ProbePath:
                 now_ns = time.time_ns()
                 last = min(count, first + per_call)
                 self._sender.send(
-                    b"".join(
-                        _PROBE.pack(self.sent + offset, now_ns).ljust(payload, b"\0") for offset in range(last - first)
-                    )
+                    b"".join(_probe(self.sent + offset, now_ns, payload) for offset in range(last - first))
                 )
                 self.sent += last - first
         finally:
@@ -100,26 +112,43 @@ class ProbePath:
         found: list[Arrival] = []
         while True:
             try:
-                data, control, _, _ = self._receiver.recvmsg(_PROBE.size, _CONTROL_SPACE)
+                data, control, _, _ = self._receiver.recvmsg(self._longest, _CONTROL_SPACE)
             except BlockingIOError:
                 return found
-            sequence, sent_ns = _PROBE.unpack(data)
+            if not _is_whole(data):
+                self.corrupted += 1
+                continue
+            sequence, sent_ns = _NUMBERS.unpack_from(data)
+            self._seen.add(sequence)
             for level, kind, stamp in control:
                 if level == socket.SOL_SOCKET and kind == SO_TIMESTAMPNS:
                     seconds, nanoseconds = _STAMP.unpack(stamp)
                     found.append(Arrival(sequence, sent_ns, seconds * 1_000_000_000 + nanoseconds))
 
-    def collect(self, expected: int, patience_s: float) -> list[Arrival]:
-        """Wait until `expected` more have arrived, or until nothing has for `patience_s`."""
+    def collect(self, patience_s: float) -> list[Arrival]:
+        """Wait until every probe has arrived, or until nothing has for `patience_s`."""
         found = self.arrivals()
         quiet_since = time.monotonic()
-        while len(found) < expected and time.monotonic() - quiet_since < patience_s:
+        while len(self._seen) + self.corrupted < self.sent and time.monotonic() - quiet_since < patience_s:
             time.sleep(0.001)
             more = self.arrivals()
             if more:
                 found += more
                 quiet_since = time.monotonic()
-        return found
+        return found + self.arrivals()
+
+
+def _probe(sequence: int, now_ns: int, payload_bytes: int) -> bytes:
+    numbers = _NUMBERS.pack(sequence, now_ns)
+    return (numbers + _CHECK.pack(zlib.crc32(numbers))).ljust(payload_bytes, b"\0")
+
+
+def _is_whole(data: bytes) -> bool:
+    return (
+        len(data) >= _HEAD
+        and _CHECK.unpack_from(data, _NUMBERS.size)[0] == zlib.crc32(data[: _NUMBERS.size])
+        and data.count(0, _HEAD) == len(data) - _HEAD
+    )
 
 
 def _enlarge(receiver: socket.socket) -> None:

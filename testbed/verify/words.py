@@ -6,6 +6,8 @@ from typing import Any
 
 from testbed.units import short_duration, short_percent, short_rate, short_size
 
+UNTOLD = ("duplicates", "corruption", "reordering", "lateness", "lateness (verify)")
+
 
 def shown(value: float | None, unit: str) -> str:
     """A base-unit value for people; `-` for what was not measured, `none` for the delay of what never arrived."""
@@ -25,8 +27,9 @@ def shown(value: float | None, unit: str) -> str:
 
 
 def phrase(figure: Mapping[str, Any]) -> str | None:
-    """What was measured, in two or three words: `20.01ms`, `399.7mbit (UDP)`, `loss 1.02%`; None for nothing."""
-    if figure["measured"] is None:
+    """What was measured, in two or three words: `20.01ms`, `399.7mbit (UDP)`, `loss 1.02%`; None for nothing, and for
+    what nobody asked for and is not there."""
+    if figure["measured"] is None or (figure["figure"] in UNTOLD and not figure["asked"] and figure["ok"]):
         return None
     value = shown(figure["measured"], figure["unit"])
     name = figure["figure"]

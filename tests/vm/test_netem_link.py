@@ -9,7 +9,7 @@ import time
 import pytest
 from line import Line
 
-from testbed.impairment import GilbertElliottLoss, Impairment, Jitter
+from testbed.impairment import BernoulliLoss, GilbertElliottLoss, Impairment, Jitter
 from testbed.links.base import LinkError
 
 MS = 1_000_000
@@ -71,3 +71,34 @@ def test_jitter_with_bursty_loss_is_refused(netem_line: Line) -> None:
     with pytest.raises(LinkError, match="starts the two-state model anew"):
         netem_line.link.apply("forward", Impairment(jitter=Jitter(MS), loss=GilbertElliottLoss(0.1, 0.1)))
     assert netem_line.link.applied() == before
+
+
+def test_what_was_lost_on_purpose_stays_so_when_the_loss_ends(netem_line: Line) -> None:
+    netem_line.set(Impairment(loss=BernoulliLoss(1.0)))
+    before = netem_line.link.counters()["forward"]
+    assert len(netem_line.ping(count=5, interval_s=0.05).lost) == 5
+    lost = netem_line.link.counters()["forward"]["lost"] - before["lost"]
+    netem_line.set(Impairment(delay_ns=MS))
+    after = netem_line.link.counters()["forward"]
+    assert lost == 5
+    assert after["lost"] - before["lost"] == 5
+    assert after["dropped_unasked"] == before["dropped_unasked"], "asked loss became unasked when it was taken back"
+
+
+def test_what_a_full_delay_line_dropped_stays_unasked_when_a_loss_is_asked(netem_line: Line) -> None:
+    netem_line.set(Impairment(delay_ns=100 * MS))
+    before = netem_line.link.counters()["forward"]
+    netem_line.run("node", "tc", "qdisc", "change", "dev", "port-b", "root", "netem", "limit", "2", "delay", "100ms")
+    netem_line.ping(count=20, interval_s=0.01)
+    netem_line.set(Impairment(loss=BernoulliLoss(0.01)))
+    after = netem_line.link.counters()["forward"]
+    assert after["dropped_unasked"] - before["dropped_unasked"] > 5
+    netem_line.set(Impairment())
+    assert netem_line.link.counters()["forward"]["dropped_unasked"] == after["dropped_unasked"]
+
+
+def test_bucket_and_queue_are_the_files_buffer_together(netem_line: Line) -> None:
+    netem_line.set(Impairment(rate_bps=400_000_000, queue_bytes=100_000))
+    applied = netem_line.link.applied()["forward"]
+    assert applied["buffer_bytes"] == pytest.approx(100_000, abs=100)
+    assert applied["queue_bytes"] == 100_000

@@ -18,7 +18,8 @@ from typing import Any
 from testbed.impairment import Impairment
 from testbed.links.relay.control import Control
 from testbed.links.relay.lane import Lane
-from testbed.links.relay.loop import Load, run
+from testbed.links.relay.load import Load
+from testbed.links.relay.loop import run
 from testbed.links.relay.tun import write_frame
 
 _PR_SET_PDEATHSIG = 1
@@ -54,11 +55,12 @@ def main() -> None:
             "pid": os.getpid(),
             "busy_last": round(load.busy_last, 4),
             "busy_max": round(load.busy_max, 4),
+            "busy_max_measuring": round(load.busy_max_measuring, 4),
             **realtime,
         }
 
     sock.setblocking(False)
-    control = Control(sock, lanes, health)
+    control = Control(sock, lanes, load, health)
     sock.sendall(json.dumps({"id": start["id"], "ok": True, **health()}).encode() + b"\n")
     gc.collect()
     gc.freeze()

@@ -1,25 +1,29 @@
 """The relay's side of its control socket: one JSON object a line in, one out. Owns the vocabulary.
 
     {"op": "apply", "direction": "forward", "impairment": {...}, "line_limit_bytes": N}  -> {"ok": true}
-    {"op": "applied" | "counters" | "lateness" | "health" [, "reset": true]}            -> {"ok": true, ...}
+    {"op": "applied" | "counters" | "lateness" | "health" | "forget"}                   -> {"ok": true, ...}
+    {"op": "measure", "on": true}                                                       -> {"ok": true}
 Errors answer {"ok": false, "error": "..."}; every answer repeats the request's "id"; end of file ends the relay.
 """
 
 import json
 import socket
 from collections.abc import Callable
-from time import monotonic_ns
+from time import monotonic_ns, time
 from typing import Any
 
 from testbed.impairment import Impairment
-from testbed.links.relay.histogram import Histogram
 from testbed.links.relay.lane import Lane
+from testbed.links.relay.load import Load
 
 
 class Control:
-    def __init__(self, sock: socket.socket, lanes: dict[str, Lane], health: Callable[[], dict[str, Any]]) -> None:
+    def __init__(
+        self, sock: socket.socket, lanes: dict[str, Lane], load: Load, health: Callable[[], dict[str, Any]]
+    ) -> None:
         self._socket = sock
         self._lanes = lanes
+        self._load = load
         self._health = health
         self._buffer = b""
 
@@ -67,11 +71,19 @@ class Control:
             case "counters":
                 return {name: lane.counters() for name, lane in self._lanes.items()}
             case "lateness":
-                answer = {name: lane.lateness.summary() for name, lane in self._lanes.items()}
-                if request.get("reset"):
-                    for lane in self._lanes.values():
-                        lane.lateness = Histogram()
-                return answer
+                return {name: lane.late(monotonic_ns(), time()) for name, lane in self._lanes.items()}
+            case "measure":
+                now = monotonic_ns()
+                self._load.measure(request["on"], now)
+                for lane in self._lanes.values():
+                    lane.measure(request["on"], now, time())
+                return {}
+            case "forget":
+                now = monotonic_ns()
+                self._load.forget()
+                for lane in self._lanes.values():
+                    lane.forget(now, time())
+                return {}
             case "health":
                 return self._health()
         raise ValueError(f"unknown op {request['op']!r}")

@@ -17,6 +17,11 @@ _PERIOD_DEVIATIONS = 10
 _STRATA = 16
 
 
+def period_ns(jitter: Jitter) -> int:
+    """How long one value of the delay lasts."""
+    return _PERIOD_DEVIATIONS * jitter.std_ns
+
+
 class JitterProcess:
     """`offset_ns(t)` for rising `t`; the plateaus' distribution is exact, ramps are centred on their borders."""
 
@@ -24,7 +29,7 @@ class JitterProcess:
         self._random = random
         self._values = [round(value * jitter.std_ns) for value in quantiles(jitter.distribution)]
         self._strata: list[int] = []
-        self._period = _PERIOD_DEVIATIONS * jitter.std_ns
+        self._period = period_ns(jitter)
         self._start = start
         self._before, self._here, self._after = self._draw(), self._draw(), self._draw()
 

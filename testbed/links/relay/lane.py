@@ -10,7 +10,7 @@ from typing import Any
 from testbed.impairment import Impairment
 from testbed.links.relay.bottleneck import FOREVER, Bottleneck
 from testbed.links.relay.delayline import DelayLine
-from testbed.links.relay.histogram import Histogram
+from testbed.links.relay.lateness import Lateness
 from testbed.links.relay.packet import Frame, Malformed, NotIPv4, Packet
 from testbed.links.relay.wire import Wire
 
@@ -25,7 +25,8 @@ class Lane:
         self._line = DelayLine(line_limit_bytes)
         self._wire = Wire(self._line, seed, impairment, now)
         self._bottleneck = Bottleneck(self._wire.carry)
-        self.lateness = Histogram()
+        self._books = {measuring: Lateness(now) for measuring in (False, True)}
+        self.lateness = self._books[False]
         self.ignored_not_ipv4 = self.dropped_malformed = self.dropped_write = 0
         self.configure(impairment, line_limit_bytes, now)
 
@@ -70,6 +71,22 @@ class Lane:
             # The chunk in service may come next.
             return min(head, bottleneck.finish + self._wire.least_delay_ns)
         return head
+
+    def measure(self, measuring: bool, now: int, wall_s: float) -> None:
+        """From `now` on `pddbed verify` loads the link, or no longer does: what is late then has a book of its own."""
+        self.lateness.judge(now, wall_s)
+        self.lateness = self._books[measuring]
+        self.lateness.resume(now, wall_s)
+
+    def late(self, now: int, wall_s: float) -> dict[str, Any]:
+        """How late packets were so far; `measuring`: those while `pddbed verify` loaded the link."""
+        self.lateness.judge(now, wall_s)
+        return {**self._books[False].summary(), "measuring": self._books[True].summary()}
+
+    def forget(self, now: int, wall_s: float) -> None:
+        """How late packets were so far."""
+        for book in self._books.values():
+            book.forget(now, wall_s)
 
     def applied(self) -> dict[str, Any]:
         """What this direction does from now on, limits included."""

@@ -58,7 +58,13 @@ def test_the_rate_is_exact_and_the_queue_is_the_files(impairment: Impairment) ->
     tbf = shape(impairment, MTU).tbf
     assert tbf is not None
     assert abs(tbf.rate_bytes_per_s * 8 - impairment.rate_bps) <= 4
-    assert tbf.limit_bytes == max(impairment.queue_bytes, MTU)  # a queue shorter than a packet would pass none
+    # The buffer is both stages' together: what waits before the tokens, and what they let through at once.
+    buffer_bytes = tbf.limit_bytes + tbf.burst_bytes
+    if impairment.queue_bytes >= 4 * MTU:
+        assert buffer_bytes == impairment.queue_bytes
+    else:  # tbf passes nothing that does not fit into both
+        assert impairment.queue_bytes <= buffer_bytes <= impairment.queue_bytes + 2 * MTU + 14
+    assert tbf.limit_bytes >= gso_cap_bytes(impairment.rate_bps, MTU, impairment.queue_bytes)
     # A full packet must fit into the bucket with its Ethernet header, or tbf drops it.
     assert tbf.burst_bytes >= MTU + 14
 
