@@ -13,6 +13,7 @@ from testbed.links.relay.jitter import JitterProcess, period_ns
 
 OBSERVATIONS = 300
 DEVIATIONS = 4.5  # of the observations' own spread: one honest figure of 100,000 lies outside, were they normal
+LEAST_OF_SMALLEST = 0.7  # of the smallest deviation observed
 FEWEST_VALUES = 4  # of the jitter, below which nothing can be said of its mean
 
 
@@ -42,7 +43,9 @@ def with_jitter(asked: Impairment, count: int, interval_ns: int) -> Expected:
         delays = [max(0, asked.delay_ns + process.offset_ns(begin + index * interval_ns)) for index in range(count)]
         means.append(fmean(delays))
         deviations.append(pstdev(delays))
-    return Expected(_interval(means), _interval(deviations), lasts / period_ns(asked.jitter))
+    # Few values of a skewed distribution often lie close together, so deviations are far from normal below.
+    std_ns = (LEAST_OF_SMALLEST * min(deviations), _interval(deviations)[1])
+    return Expected(_interval(means), std_ns, lasts / period_ns(asked.jitter))
 
 
 def probes_for(asked: Impairment, shortest_ns: int, longest_ns: int, values: int, most: int) -> tuple[int, int]:

@@ -44,15 +44,15 @@ class LiedTo:
         inside = run_pddbed("exec", "-l", NAME, "gw0", "--", "readlink", "/proc/self/ns/pid").stdout.strip()
         pids = [int(path.name) for path in Path("/proc").glob("[0-9]*") if _link(path / "ns" / "pid") == inside]
         commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids}
-        nodes = {command.rpartition(b"mininet:")[2].strip(b"\0").decode(): pid for pid, command in commands.items()}
         self.relay = next(pid for pid, command in commands.items() if b"testbed.links.relay" in command)
+        nodes = {address: pid for pid in pids for address in _addresses(pid)}
         self.places = {
-            "gw0": nodes["d0h0"],
-            "rld0": nodes["d0h2"],
-            "md0": nodes["d1h0"],
-            "near router": nodes["r0"],
-            "far router": nodes["r1"],
-            "bridges": next(pid for pid, command in commands.items() if b"pddbed" in command),
+            "gw0": nodes["10.1.0.2"],
+            "rld0": nodes["10.1.0.4"],
+            "md0": nodes["10.2.0.2"],
+            "near router": nodes["10.1.0.1"],
+            "far router": nodes["10.2.0.1"],
+            "bridges": next(pid for pid in pids if "br0-r" in Path(f"/proc/{pid}/net/dev").read_text()),
         }
 
     def ask(self, op: str, **fields: Any) -> dict[str, Any]:
@@ -86,6 +86,11 @@ def _link(path: Path) -> str:
         return str(path.readlink())
     except OSError:
         return ""
+
+
+def _addresses(pid: int) -> list[str]:
+    """Of the interfaces in a process's network namespace."""
+    return re.findall(r"\|-- (\S+)\n\s+/32 host LOCAL", Path(f"/proc/{pid}/net/fib_trie").read_text())
 
 
 @pytest.fixture(scope="module")
