@@ -97,8 +97,10 @@ def _addresses(pid: int) -> list[str]:
 def lab() -> Iterator[LiedTo]:
     result = run_pddbed("up", "topologies/two-dc-tiny.yaml", "--name", NAME, "--api", "auto", "--no-workers")
     assert result.returncode == 0, result.stderr
-    yield LiedTo()
-    run_pddbed("down", NAME)
+    try:
+        yield LiedTo()
+    finally:
+        run_pddbed("down", NAME)
 
 
 @pytest.fixture(autouse=True)
