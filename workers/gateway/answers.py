@@ -2,25 +2,45 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from workers.gateway.merge import MergedToken
+
+
+class Counts(NamedTuple):
+    """Tokens of a prompt and of its answer, as they were delivered."""
+
+    prompt: int = 0
+    completion: int = 0
+    cached: int = 0
+
+    def usage(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.completion,
+            "total_tokens": self.prompt + self.completion,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
+        }
+
+
+NOTHING = Counts()
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Tokens of one choice that came together, and the text that they completed.
 
-    A choice's last piece has a finish reason and the record of its request.
+    A choice's first piece has its prompt, the last one a finish reason and the record of its request.
     """
 
     index: int
     text: str
     tokens: list[MergedToken]
-    first: bool = False
+    prompt: list[int] | None = None
     finish_reason: str | None = None
     logprobs: dict[str, Any] | None = None
     record: dict[str, Any] | None = None
+    counts: Counts = NOTHING
 
     def pdd(self) -> dict[str, Any]:
         """The extension that says who made which tokens. Clients that do not know it skip it."""
@@ -41,6 +61,7 @@ class WholeChoice:
     index: int
     text: str
     tokens: list[MergedToken]
+    prompt: list[int]
     finish_reason: str
     logprobs: dict[str, Any] | None
     record: dict[str, Any] | None
@@ -53,28 +74,29 @@ class WholeChoice:
         }
 
 
-def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached_tokens},
-    }
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What an answer has beside its text.
+
+    `usage`: the stream ends with a chunk of usage; `continuous_usage`: every other chunk tells its choice's so far,
+    instead of saying that it has none. `token_ids`: the ids of prompt and answer, where vLLM puts them.
+    """
+
+    usage: bool = False
+    continuous_usage: bool = False
+    token_ids: bool = False
 
 
 class Answer:
-    """Builds the objects of one answer. Subclasses differ in what a choice looks like.
-
-    `with_usage`: the stream ends with a chunk of usage, and every other chunk says that it has none.
-    """
+    """Builds the objects of one answer. Subclasses differ in what a choice looks like."""
 
     prefix = ""
     object = ""
     chunk_object = ""
 
-    def __init__(self, request_id: str, model: str, created: int, *, with_usage: bool = False) -> None:
+    def __init__(self, request_id: str, model: str, created: int, wanted: Wanted = Wanted()) -> None:
         self._base = {"id": request_id, "created": created, "model": model}
-        self._no_usage = {"usage": None} if with_usage else {}
+        self._wanted = wanted
 
     def choice(self, piece: Piece) -> dict[str, Any]:
         """A chunk's choice."""
@@ -85,29 +107,45 @@ class Answer:
         raise NotImplementedError
 
     def chunk(self, piece: Piece) -> dict[str, Any]:
-        return {
+        """A chunk of a stream. There is none before the first token: a client's TTFT is that token's time."""
+        body: dict[str, Any] = {
             **self._base,
             "object": self.chunk_object,
             "choices": [self.choice(piece)],
-            **self._no_usage,
             "pdd": piece.pdd(),
         }
+        if self._wanted.usage:
+            body["usage"] = piece.counts.usage() if self._wanted.continuous_usage else None
+        if self._wanted.token_ids:
+            body["choices"][0]["token_ids"] = [token.token_id for token in piece.tokens]
+            if piece.prompt is not None:
+                self._with_prompt(body, 0, piece.prompt)
+        return body
 
-    def usage_chunk(self, counts: dict[str, Any]) -> dict[str, Any]:
-        return {**self._base, "object": self.chunk_object, "choices": [], "usage": counts}
+    def usage_chunk(self, counts: Counts) -> dict[str, Any]:
+        return {**self._base, "object": self.chunk_object, "choices": [], "usage": counts.usage()}
 
-    def whole(self, choices: Sequence[WholeChoice], counts: dict[str, Any]) -> dict[str, Any]:
+    def whole(self, choices: Sequence[WholeChoice], counts: Counts) -> dict[str, Any]:
         """The whole answer. `pdd` is that of the first choice, and holds all of them where there are several."""
         pdd = choices[0].pdd()
         if len(choices) > 1:
             pdd["choices"] = [choice.pdd() for choice in choices]
-        return {
+        body: dict[str, Any] = {
             **self._base,
             "object": self.object,
             "choices": [self.whole_choice(choice) for choice in choices],
-            "usage": counts,
+            "usage": counts.usage(),
             "pdd": pdd,
         }
+        if self._wanted.token_ids:
+            for number, choice in enumerate(choices):
+                body["choices"][number]["token_ids"] = [token.token_id for token in choice.tokens]
+                self._with_prompt(body, number, choice.prompt)
+        return body
+
+    def _with_prompt(self, body: dict[str, Any], number: int, prompt: list[int]) -> None:
+        """Put the prompt's ids into an answer or chunk, for the choice at `number` of it."""
+        raise NotImplementedError
 
 
 class CompletionAnswer(Answer):
@@ -130,6 +168,9 @@ class CompletionAnswer(Answer):
             "finish_reason": choice.finish_reason,
         }
 
+    def _with_prompt(self, body: dict[str, Any], number: int, prompt: list[int]) -> None:
+        body["choices"][number]["prompt_token_ids"] = prompt
+
 
 class ChatAnswer(Answer):
     prefix = "chatcmpl"
@@ -137,7 +178,7 @@ class ChatAnswer(Answer):
     chunk_object = "chat.completion.chunk"
 
     def choice(self, piece: Piece) -> dict[str, Any]:
-        delta: dict[str, str] = {"role": "assistant"} if piece.first else {}
+        delta: dict[str, str] = {} if piece.prompt is None else {"role": "assistant"}
         if piece.text or not piece.finish_reason:
             delta["content"] = piece.text
         return {
@@ -155,3 +196,6 @@ class ChatAnswer(Answer):
             "logprobs": choice.logprobs,
             "finish_reason": choice.finish_reason,
         }
+
+    def _with_prompt(self, body: dict[str, Any], number: int, prompt: list[int]) -> None:
+        body["prompt_token_ids"] = prompt

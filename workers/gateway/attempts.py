@@ -7,7 +7,8 @@ on nothing else, so whoever makes them, they are the same, and merging by positi
 
 import asyncio
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -67,17 +68,30 @@ class Attempt:
         return messages
 
 
+class Taken(NamedTuple):
+    """Tokens that came together, those of the answer, with their text, and why the answer ends with them."""
+
+    text: str
+    tokens: list[MergedToken]
+    finish_reason: str | None
+
+
+Read = Callable[[list[MergedToken]], Taken]
+"""From the next tokens to their text, cut where a stop string ends the answer."""
+
+
 class LiveRequest:
     """One client's request, from submission until every worker has let go of it."""
 
-    def __init__(self, attempt: Attempt, log_: RequestLog) -> None:
+    def __init__(self, attempt: Attempt, log_: RequestLog, read: Read) -> None:
         self.spec = attempt.spec
         """As the client asked."""
         self.log = log_
         self.attempts = [attempt]
         self.merge = PositionMerge(len(self.spec.prompt))
-        self.queue: asyncio.Queue[list[MergedToken] | RequestFailed] = asyncio.Queue()
-        self.over = False  # the client has its answer, its error, or has gone
+        self._read = read
+        self.queue: asyncio.Queue[Taken | RequestFailed] = asyncio.Queue()
+        self.over = False  # the answer or its error is here, or the client has gone
         self.deadline: asyncio.TimerHandle | None = None
         self.stranded: asyncio.TimerHandle | None = None
         """While nobody is there to go on: when to give it up."""
@@ -103,12 +117,18 @@ class LiveRequest:
         """The part of the answer behind an attempt's own prompt."""
         return self.merge.delivered[len(attempt.spec.prompt) - len(self.spec.prompt) :]
 
-    def note(self, tokens: list[MergedToken]) -> None:
+    def note(self, tokens: list[MergedToken]) -> str | None:
+        """Take the next tokens of the answer; returns why it ends with them, if it does.
+
+        What is cut off here counts nowhere: neither in the record nor in what the client is told.
+        """
+        taken = self._read(tokens)
         now_ns = time.monotonic_ns()
-        for token in tokens:
+        for token in taken.tokens:
             self.log.token_ns.append(now_ns)
             self.log.instances.append(token.instance)
-        self.queue.put_nowait(tokens)
+        self.queue.put_nowait(taken)
+        return taken.finish_reason
 
     def note_loss(self, lost: str, failure: RequestFailed) -> None:
         """For the record: what was lost, why, and after how many tokens of the answer."""

@@ -6,10 +6,12 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
 from workers.gateway.admission import Draining, Overloaded, Ticket
-from workers.gateway.answers import Piece
-from workers.gateway.dispatcher import Dispatcher, LiveRequest
+from workers.gateway.answers import Counts, Piece
+from workers.gateway.attempts import LiveRequest, Taken
+from workers.gateway.dispatcher import Dispatcher
 from workers.gateway.errors import from_failure, refused
 from workers.gateway.logprobs import Logprobs
+from workers.gateway.merge import MergedToken
 from workers.gateway.text import AnswerText
 from workers.policy import NoRoute
 from workers.roles.worker import RequestFailed
@@ -20,6 +22,7 @@ from workers.wire.messages import SamplingSpec
 class Choice:
     """One prompt on its way to one answer. `live` is there from the moment its turn has come.
 
+    `hide_stop`: the token that ends the answer, of those that may be generated, is not part of its text.
     `annotate` gets the request when it is live; `answered` the whole text and its ids when it has ended by itself.
     """
 
@@ -32,6 +35,8 @@ class Choice:
         text: AnswerText,
         logprobs: Logprobs,
         echoed: str = "",
+        *,
+        hide_stop: bool = True,
         annotate: Callable[[LiveRequest], None] = lambda _: None,
         answered: Callable[[str, list[int]], None] = lambda _text, _ids: None,
     ) -> None:
@@ -43,18 +48,19 @@ class Choice:
         self._ticket = ticket
         self._text = text
         self._echoed = echoed
+        self._hide_stop = hide_stop
         self._annotate = annotate
         self._answered = answered
+        self.completion_tokens = 0
+        """Of the pieces so far: what was delivered, not what has come."""
         self._arrived_ns = time.monotonic_ns()
         self._arrived = time.time()
 
     @property
-    def completion_tokens(self) -> int:
-        return len(self.live.log.token_ns) if self.live is not None else 0
-
-    @property
-    def cached_tokens(self) -> int:
-        return self.live.log.cached_tokens if self.live is not None else 0
+    def counts(self) -> Counts:
+        """Of its prompt, and of the answer so far."""
+        cached = self.live.log.cached_tokens if self.live is not None else 0
+        return Counts(len(self.prompt), self.completion_tokens, cached)
 
     def close(self, dispatcher: Dispatcher) -> None:
         """Give the place back and stop the request, if that has not happened yet."""
@@ -72,7 +78,7 @@ class Choice:
             live = self._submit(dispatcher, prefix)
             stopped = RequestFailed(Draining.name, "the gateway is shutting down and could not wait for the answer")
             self._ticket.on_abandon = lambda: live.queue.put_nowait(stopped)
-            async with aclosing(self._taken(dispatcher, live)) as pieces:
+            async with aclosing(self._pieces(dispatcher, live)) as pieces:
                 async for piece in pieces:
                     yield piece
         finally:
@@ -80,7 +86,7 @@ class Choice:
 
     def _submit(self, dispatcher: Dispatcher, prefix: str) -> LiveRequest:
         try:
-            live = dispatcher.submit(self.prompt, self._sampling, prefix)
+            live = dispatcher.submit(self.prompt, self._sampling, prefix, self._read)
         except (NoRoute, WireError) as error:
             raise from_failure(error.name, str(error)) from None
         live.log.gateway_queue_ns = live.log.start_ns - self._arrived_ns
@@ -89,31 +95,43 @@ class Choice:
         self._annotate(live)
         return live
 
-    async def _taken(self, dispatcher: Dispatcher, live: LiveRequest) -> AsyncGenerator[Piece, None]:
-        text, first = self._text, True
-        whole, ids = [], list[int]()
-        async with aclosing(dispatcher.tokens(live)) as answer:
+    async def _pieces(self, dispatcher: Dispatcher, live: LiveRequest) -> AsyncGenerator[Piece, None]:
+        first = True
+        texts, ids = [], list[int]()
+        async with aclosing(dispatcher.taken(live)) as answer:
             try:
-                async for tokens in answer:
-                    finish_reason = tokens[-1].finish_reason
-                    out = "".join([text.push(token.token_id) for token in tokens])
-                    if finish_reason is not None:
-                        out += text.flush()
-                    whole.append(out)
+                async for text, tokens, finish_reason in answer:
+                    texts.append(text)
                     ids += [token.token_id for token in tokens]
-                    if text.stopped:
-                        finish_reason = "stop"
-                        dispatcher.cancel(live, "stop string", finish_reason="stop")
                     if finish_reason is not None:
-                        self._answered("".join(whole), ids)
-                    shown = self._echoed + out if first else out
+                        self._answered("".join(texts), ids)
+                    shown = self._echoed + text if first else text
                     record = live.log.record() if finish_reason is not None else None
-                    yield Piece(self.index, shown, tokens, first, finish_reason, self.logprobs.piece(tokens), record)
+                    self.completion_tokens = len(ids)
+                    yield Piece(
+                        self.index,
+                        shown,
+                        tokens,
+                        self.prompt if first else None,
+                        finish_reason,
+                        self.logprobs.piece(tokens),
+                        record,
+                        self.counts,
+                    )
                     first = False
-                    if finish_reason is not None:
-                        return
             except RequestFailed as failure:
                 raise from_failure(failure.name, str(failure)) from None
+
+    def _read(self, tokens: list[MergedToken]) -> Taken:
+        out = ""
+        for count, token in enumerate(tokens, 1):
+            if not (self._hide_stop and token.finish_reason == "stop"):
+                out += self._text.push(token.token_id)
+            if token.finish_reason is not None:
+                out += self._text.flush()
+            if self._text.stopped:
+                return Taken(out, tokens[:count], "stop")
+        return Taken(out, tokens, tokens[-1].finish_reason)
 
 
 async def side_by_side(streams: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenerator[Piece, None]:

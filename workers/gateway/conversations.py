@@ -11,7 +11,9 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import msgspec
 import xxhash
 
 from workers.cache.hashing import token_bytes
@@ -56,7 +58,14 @@ class Conversations:
         self._room = remembered_tokens
         self._known: OrderedDict[bytes, _Turn] = OrderedDict()
 
-    def note(self, messages: Sequence[Mapping[str, str]], prompt: Prompt, answer: str, ids: Sequence[int]) -> None:
+    def note(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        prompt: Prompt,
+        answer: str,
+        ids: Sequence[int],
+        variables: Mapping[str, Any] | None = None,
+    ) -> None:
         """A chat of `messages` was answered with `answer`, generated as `ids`.
 
         A stop string cuts the text somewhere in the ids: what lies behind it is not kept.
@@ -69,7 +78,7 @@ class Conversations:
                 raw = raw[: len(raw) - len(self._token_bytes(kept.pop()))]
             if raw != text:
                 return  # cut in the middle of a token: no ids stand for this text
-        key = _keys([*messages, {"role": "assistant", "content": answer}])[-1]
+        key = _keys([*messages, {"role": "assistant", "content": answer}], variables)[-1]
         self._forget(key)
         turn = _Turn(array("I", [*prompt.ids, *kept]), array("I", prompt.template), text)
         self._known[key] = turn
@@ -77,9 +86,14 @@ class Conversations:
         while self._room < 0:
             self._forget(next(iter(self._known)))
 
-    def prompt(self, messages: Sequence[Mapping[str, str]], template: list[int]) -> Prompt:
-        """The prompt of a chat that the tokenizer would make `template`."""
-        turn = self._latest(messages)
+    def prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        template: list[int],
+        variables: Mapping[str, Any] | None = None,
+    ) -> Prompt:
+        """The prompt of a chat that the tokenizer would make `template`, of the messages and what else it gets."""
+        turn = self._latest(messages, variables)
         if turn is None:
             return Prompt(template, template)
         count = len(turn.ids)
@@ -91,8 +105,8 @@ class Conversations:
         ids = [*turn.ids, *template[behind:]]
         return Prompt(ids, template, count - _common(turn.ids, array("I", template)), 0)
 
-    def _latest(self, messages: Sequence[Mapping[str, str]]) -> _Turn | None:
-        for key, message in zip(reversed(_keys(messages)[:-1]), reversed(messages[:-1]), strict=True):
+    def _latest(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None) -> _Turn | None:
+        for key, message in zip(reversed(_keys(messages, variables)[:-1]), reversed(messages[:-1]), strict=True):
             turn = self._known.get(key) if message["role"] == "assistant" else None
             if turn is not None:
                 self._known.move_to_end(key)
@@ -127,17 +141,21 @@ class Conversations:
             self._room += turn.weight
 
 
-def _keys(messages: Sequence[Mapping[str, str]]) -> list[bytes]:
+def _keys(messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None) -> list[bytes]:
     """For each message the name of the chat up to and with it; in one pass, as chats are of thousands of messages."""
     keys = []
-    hasher = xxhash.xxh3_128()
+    hasher = xxhash.xxh3_128(_canonical(variables or {}))
     for message in messages:
-        for part in (message["role"], message["content"]):
-            data = part.encode("utf-8", "surrogatepass")
-            hasher.update(token_bytes([len(data)]))
-            hasher.update(data)
+        data = _canonical(message)
+        hasher.update(token_bytes([len(data)]))
+        hasher.update(data)
         keys.append(hasher.digest())
     return keys
+
+
+def _canonical(fields: Mapping[str, Any]) -> bytes:
+    # what a client sends back with its own answer may name fields that are empty
+    return msgspec.msgpack.encode({name: fields[name] for name in sorted(fields) if fields[name] not in (None, [], {})})
 
 
 def _common(left: "array[int]", right: "array[int]") -> int:

@@ -7,8 +7,8 @@ import time
 from collections.abc import AsyncGenerator, Callable
 
 from workers.environment import WorkerEnvironment
-from workers.gateway.attempts import Attempt, LiveRequest
-from workers.gateway.merge import MergeConflict, MergedToken
+from workers.gateway.attempts import Attempt, LiveRequest, Read, Taken
+from workers.gateway.merge import MergeConflict
 from workers.gateway.recovery import REQUEST_DEADLINE_S, Recovery
 from workers.gateway.routing import Router
 from workers.models import LoadedModel
@@ -70,8 +70,8 @@ class Dispatcher(Recovery):
         """The route a request that no cache knows would take, with every role there. Raises NoRoute."""
         return self.router.whole_route()
 
-    def submit(self, prompt: list[int], sampling: SamplingSpec, prefix: str) -> LiveRequest:
-        """Choose a route and start. Raises NoRoute."""
+    def submit(self, prompt: list[int], sampling: SamplingSpec, prefix: str, read: Read) -> LiveRequest:
+        """Choose a route and start. `read` makes text of the tokens as they come. Raises NoRoute."""
         avoid: set[str] = set()
         spec: RequestSpec | None = None
         while spec is None:
@@ -92,41 +92,31 @@ class Dispatcher(Recovery):
         handoff, name = self.environment.serving.handoff, self.loaded.config.name
         entry = RequestLog(spec.id, name, route, len(prompt), handoff, time.time(), time.monotonic_ns())
         entry.roles = {peer.name: peer.role for peer in self.peers.known.values()}
-        request = LiveRequest(Attempt(spec, route), entry)
+        request = LiveRequest(Attempt(spec, route), entry, read)
         self.live[spec.id] = request
         self.attempts[spec.id] = request, request.attempt
         request.deadline = asyncio.get_running_loop().call_later(REQUEST_DEADLINE_S, self._expire, request)
         return request
 
-    async def tokens(self, request: LiveRequest) -> AsyncGenerator[list[MergedToken], None]:
+    async def taken(self, request: LiveRequest) -> AsyncGenerator[Taken, None]:
         """The answer in order, exactly once. Raises RequestFailed. Leaving early cancels the request everywhere."""
         try:
             while True:
                 item = await request.queue.get()
                 if isinstance(item, RequestFailed):
                     raise item
-                finish_reason = item[-1].finish_reason
-                if finish_reason is not None:
-                    self._end(request, finish_reason, None)
                 yield item
-                if finish_reason is not None:
+                if item.finish_reason is not None:
                     return
         finally:
             self.cancel(request, "the client has gone")
 
-    def cancel(self, request: LiveRequest, reason: str, *, finish_reason: str | None = None) -> None:
-        """End a request here, and what it does on every worker. Nothing happens when it is over already.
-
-        `finish_reason`: the answer is complete for a reason that only the gateway sees (a stop string).
-        """
+    def cancel(self, request: LiveRequest, reason: str) -> None:
+        """End a request here, and what it does on every worker. Nothing happens when it is over already."""
         if request.over:
             return
-        self._end(request, finish_reason, None if finish_reason else f"cancelled: {reason}")
-        if finish_reason is None:
-            self.cancel_workers(request, reason)
-        else:
-            for worker in sorted(request.attempt.unsettled):
-                self.peers.post_if_up(worker, Finish(request=request.attempt.spec.id))
+        self._end(request, None, f"cancelled: {reason}")
+        self.cancel_workers(request, reason)
 
     # -- Handler -----------------------------------------------------------------------------------------------
 
@@ -183,13 +173,23 @@ class Dispatcher(Recovery):
             return
         if not ready:
             return
-        request.note(ready)
+        try:
+            finish_reason = request.note(ready)
+        except Exception as error:  # a fault in making text of it is this request's alone
+            log.exception("request %s: no text can be made of its tokens", request.spec.id)
+            self.fail(request, RequestFailed("internal_error", f"{type(error).__name__}: {error}"))
+            return
         relay = attempt.spec.relay
         if attempt.unheard and peer == attempt.spec.main and relay is not None and attempt.works(relay):
             # both decode, and main decode is ahead now
             self.peers.post_if_up(relay, Cancel(request=attempt.spec.id, reason=f"{peer} has taken over"))
         elif attempt.overtaken_by(peer, self.environment.serving.handoff) and relay is not None:
             self.peers.post_if_up(relay, StopRelay(request=attempt.spec.id))
+        if finish_reason is not None:
+            self._end(request, finish_reason, None)
+            if not request.merge.finished:  # only the gateway sees a stop string
+                for worker in sorted(attempt.unsettled):
+                    self.peers.post_if_up(worker, Finish(request=attempt.spec.id))
 
     def _done(self, request: LiveRequest, attempt: Attempt, worker: str) -> None:
         attempt.unsettled.discard(worker)
@@ -210,7 +210,7 @@ class Dispatcher(Recovery):
         return True
 
     def fail(self, request: LiveRequest, failure: RequestFailed) -> None:
-        if request.over or request.merge.finished:
+        if request.over:
             return
         self._end(request, None, f"{failure.name}: {failure}")
         request.queue.put_nowait(failure)

@@ -11,11 +11,12 @@ import msgspec
 from fastapi import Request, Response
 
 from workers.gateway.admission import Admission, Overloaded
-from workers.gateway.answers import Answer, ChatAnswer, CompletionAnswer, Piece, WholeChoice, usage
+from workers.gateway.answers import Answer, ChatAnswer, CompletionAnswer, Counts, Piece, Wanted, WholeChoice
+from workers.gateway.attempts import LiveRequest
 from workers.gateway.choices import Choice, side_by_side
 from workers.gateway.conversations import Conversations
 from workers.gateway.disconnect import EventStream, unless_gone
-from workers.gateway.dispatcher import Dispatcher, LiveRequest
+from workers.gateway.dispatcher import Dispatcher
 from workers.gateway.errors import ApiError, broken, refused
 from workers.gateway.logprobs import ChatLogprobs, CompletionLogprobs, Logprobs, NoLogprobs
 from workers.gateway.prompts import Prompts
@@ -46,14 +47,14 @@ class Generation:
         prompts, echoes = [], []
         for given in asked.prompts:
             prompt = await self._prompts.of_text(given) if isinstance(given, str) else given
-            self._prompts.check(prompt, "prompt")
-            prompts.append(prompt)
+            prompts.append(self._fitting(asked, prompt, "prompt"))
             if asked.echo:
                 echoes.append(given if isinstance(given, str) else tokenizer.decode(given))
-        top = asked.top_logprobs_wanted
+        top, as_ids = asked.top_logprobs_wanted, bool(asked.return_tokens_as_token_ids)
+        special = asked.skip_special_tokens is False
 
         def logprobs() -> Logprobs:
-            return NoLogprobs() if top is None else CompletionLogprobs(tokenizer, top)
+            return NoLogprobs() if top is None else CompletionLogprobs(tokenizer, top, special=special, as_ids=as_ids)
 
         max_tokens = asked.max_tokens or DEFAULT_COMPLETION_TOKENS
         choices = self._choices(asked, prompts, max_tokens, logprobs, echoes)
@@ -62,22 +63,23 @@ class Generation:
     async def chat(self, request: Request, asked: ChatRequest) -> Response:
         """Answer /v1/chat/completions. Raises ApiError."""
         self._check_model(asked.model)
-        messages = asked.plain_messages
-        prompt = self._conversations.prompt(messages, await self._prompts.of_messages(messages))
-        self._prompts.check(prompt.ids, "messages")
-        top = asked.top_logprobs_wanted
+        messages, variables = asked.plain_messages, asked.template_variables
+        template = await self._prompts.of_messages(messages, variables)
+        prompt = self._conversations.prompt(messages, template, variables)
+        ids = self._fitting(asked, prompt.ids, "messages")
+        top, as_ids = asked.top_logprobs_wanted, bool(asked.return_tokens_as_token_ids)
 
         def logprobs() -> Logprobs:
-            return NoLogprobs() if top is None else ChatLogprobs(self._loaded.tokenizer, top)
+            return NoLogprobs() if top is None else ChatLogprobs(self._loaded.tokenizer, top, as_ids=as_ids)
 
         def annotate(live: LiveRequest) -> None:
             live.log.spliced, live.log.retokenised = prompt.spliced, prompt.retokenised
 
         def answered(text: str, ids: list[int]) -> None:
-            self._conversations.note(messages, prompt, text, ids)
+            self._conversations.note(messages, prompt, text, ids, variables)
 
         max_tokens = asked.max_completion_tokens or asked.max_tokens
-        choices = self._choices(asked, [prompt.ids], max_tokens, logprobs, annotate=annotate, answered=answered)
+        choices = self._choices(asked, [ids], max_tokens, logprobs, annotate=annotate, answered=answered)
         return await self._answer(request, asked, choices, ChatAnswer)
 
     # -- the request -------------------------------------------------------------------------------------------
@@ -92,6 +94,11 @@ class Generation:
                 code="model_not_found",
             )
 
+    def _fitting(self, asked: GenerationRequest, prompt: list[int], param: str) -> list[int]:
+        """The prompt, or its last tokens where the client wants no more. Raises ApiError."""
+        self._prompts.check(prompt, param, asked.truncate_prompt_tokens)
+        return prompt if asked.truncate_prompt_tokens is None else prompt[-asked.truncate_prompt_tokens :]
+
     def _choices(
         self,
         asked: GenerationRequest,
@@ -102,7 +109,8 @@ class Generation:
         **hooks: Any,
     ) -> list[Choice]:
         """`n` choices for each prompt, prompt by prompt, each with a place. Raises ApiError."""
-        each = asked.n or 1
+        each, stops, tokenizer = asked.n or 1, asked.stops, self._loaded.tokenizer
+        with_stop, special = bool(asked.include_stop_str_in_output), asked.skip_special_tokens is False
         if each * len(prompts) > MAX_CHOICES:
             raise ApiError(400, f"{len(prompts)} prompts x n = {each}: at most {MAX_CHOICES} choices", param="n")
         samplings = [_sampling(asked, self._prompts.answer_tokens(prompt, max_tokens)) for prompt in prompts]
@@ -116,9 +124,10 @@ class Generation:
                 prompts[index // each],
                 _of_choice(samplings[index // each], index % each),
                 ticket,
-                AnswerText(self._loaded.tokenizer.detokenizer(), asked.stops),
+                AnswerText(tokenizer, stops, with_stop=with_stop, special=special),
                 logprobs(),
                 echoes[index // each] if echoes else "",
+                hide_stop=not with_stop,
                 **hooks,
             )
             for index, ticket in enumerate(tickets)
@@ -137,25 +146,28 @@ class Generation:
             for choice in choices:
                 choice.close(self._dispatcher)
 
-        def usage_now() -> dict[str, Any]:
-            return _usage(choices, asked.n or 1)
+        def counts_now() -> Counts:
+            return _counts(choices, asked.n or 1)
 
         def answer() -> Answer:
             only = choices[0].live if len(choices) == 1 else None
             request_id = only.spec.id if only else f"{kind.prefix}-{secrets.token_hex(12)}"
-            return kind(request_id, self.model_id, int(time.time()), with_usage=asked.include_usage)
+            if asked.request_id is not None:
+                request_id = f"{kind.prefix}-{asked.request_id}"
+            wanted = Wanted(asked.include_usage, asked.continuous_usage, bool(asked.return_token_ids))
+            return kind(request_id, self.model_id, int(time.time()), wanted)
 
         try:
             if asked.stream:
                 # the status line waits for the first token: a request that fails before it gets the status it deserves
                 first = await unless_gone(request, _first(pieces))
-                counts = usage_now if asked.include_usage else None
+                counts = counts_now if asked.include_usage else None
                 return EventStream(_events(first, pieces, answer(), counts), close)
             gathered = await unless_gone(request, _all(pieces))
         except BaseException:
             await close()
             raise
-        body = answer().whole([_whole(choice, gathered) for choice in choices], usage_now())
+        body = answer().whole([_whole(choice, gathered) for choice in choices], counts_now())
         return Response(msgspec.json.encode(body), media_type="application/json")
 
 
@@ -168,7 +180,7 @@ def _sampling(asked: GenerationRequest, max_tokens: int) -> SamplingSpec:
         top_p=1.0 if asked.top_p is None else asked.top_p,
         seed=seed if temperature > 0 else None,
         ignore_eos=bool(asked.ignore_eos),
-        stop_token_ids=asked.stop_token_ids or [],
+        stop_token_ids=asked.stop_ids,
         logprobs=asked.top_logprobs_wanted,
     )
 
@@ -180,13 +192,13 @@ def _of_choice(sampling: SamplingSpec, number: int) -> SamplingSpec:
     return msgspec.structs.replace(sampling, seed=(sampling.seed + number) % (1 << 63))
 
 
-def _usage(choices: Sequence[Choice], each: int) -> dict[str, Any]:
+def _counts(choices: Sequence[Choice], each: int) -> Counts:
     """Each prompt counts once, however many choices it has."""
-    firsts = choices[::each]
-    return usage(
-        sum(len(choice.prompt) for choice in firsts),
-        sum(choice.completion_tokens for choice in choices),
-        sum(choice.cached_tokens for choice in firsts),
+    counts = [choice.counts for choice in choices]
+    return Counts(
+        sum(one.prompt for one in counts[::each]),
+        sum(one.completion for one in counts),
+        sum(one.cached for one in counts[::each]),
     )
 
 
@@ -196,6 +208,7 @@ def _whole(choice: Choice, gathered: Sequence[Piece]) -> WholeChoice:
         choice.index,
         "".join(piece.text for piece in pieces),
         [token for piece in pieces for token in piece.tokens],
+        choice.prompt,
         pieces[-1].finish_reason or "stop",
         choice.logprobs.whole([piece.logprobs for piece in pieces]),
         pieces[-1].record,
@@ -203,7 +216,7 @@ def _whole(choice: Choice, gathered: Sequence[Piece]) -> WholeChoice:
 
 
 async def _events(
-    first: Piece, rest: AsyncGenerator[Piece, None], answer: Answer, counts: Callable[[], dict[str, Any]] | None
+    first: Piece, rest: AsyncGenerator[Piece, None], answer: Answer, counts: Callable[[], Counts] | None
 ) -> AsyncGenerator[bytes, None]:
     async with aclosing(rest):
         yield _event(answer.chunk(first))

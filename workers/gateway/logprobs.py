@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from workers.gateway.merge import MergedToken
+from workers.gateway.text import AnswerText
 from workers.models import Tokenizer
 from workers.wire.messages import TokenLogprob
 
@@ -36,15 +37,16 @@ class NoLogprobs:
 class CompletionLogprobs:
     """`tokens`, `token_logprobs`, `top_logprobs` and `text_offset`, lists of equal length.
 
-    `text_offset` counts characters of the choice's text from `first_offset` on. With `top` 0 the only one listed is the
-    token itself.
+    `text_offset` counts characters of the choice's text, in which special tokens are shown with `special`. With `top` 0
+    the only one listed is the token itself. With `as_ids` tokens are named by their ids.
     """
 
-    def __init__(self, tokenizer: Tokenizer, top: int, first_offset: int = 0) -> None:
+    def __init__(self, tokenizer: Tokenizer, top: int, *, special: bool = False, as_ids: bool = False) -> None:
         self._tokenizer = tokenizer
         self._top = top
-        self._offset = first_offset
-        self._text = tokenizer.detokenizer()
+        self._as_ids = as_ids
+        self._offset = 0
+        self._text = AnswerText(tokenizer, special=special)
 
     def piece(self, tokens: Sequence[MergedToken]) -> dict[str, Any]:
         result: dict[str, list[Any]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
@@ -65,7 +67,7 @@ class CompletionLogprobs:
     def _name(self, token_id: int) -> str:
         """The token as text; `bytes:\\xe2` when its bytes are no text, and its id when it stands for none."""
         data = self._tokenizer.token_bytes(token_id)
-        if not data:
+        if not data or self._as_ids:
             return f"token_id:{token_id}"
         try:
             return data.decode()
@@ -74,11 +76,15 @@ class CompletionLogprobs:
 
 
 class ChatLogprobs:
-    """`content`: for each token its text, bytes, log probability and the `top` likeliest in its place."""
+    """`content`: for each token its text, bytes, log probability and the `top` likeliest in its place.
 
-    def __init__(self, tokenizer: Tokenizer, top: int) -> None:
+    With `as_ids` its text is its id.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, top: int, *, as_ids: bool = False) -> None:
         self._tokenizer = tokenizer
         self._top = top
+        self._as_ids = as_ids
 
     def piece(self, tokens: Sequence[MergedToken]) -> dict[str, Any]:
         content = [
@@ -94,7 +100,7 @@ class ChatLogprobs:
     def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
         data = self._tokenizer.token_bytes(token_id)
         try:
-            text = data.decode() if data else f"token_id:{token_id}"
+            text = data.decode() if data and not self._as_ids else f"token_id:{token_id}"
         except UnicodeDecodeError:
             text = _escaped(data)
         return {"token": text, "logprob": _value(logprob), "bytes": list(data) if data else None}

@@ -1,122 +1,139 @@
 """From a body's bytes to a checked request. An option that is not built is refused by its name, never ignored."""
 
-import reprlib
+import codecs
 from typing import Any, TypeVar
 
 import msgspec
-from pydantic import ValidationError
+from msgspec import Raw
 
+from workers.gateway.decoding import NULL, decode, size
 from workers.gateway.errors import ApiError
-from workers.gateway.requests import (
-    ChatMessage,
-    ChatRequest,
-    CompletionRequest,
-    GenerationRequest,
-    StreamOptions,
-    TextPart,
-)
+from workers.gateway.requests import ChatRequest, CompletionRequest, GenerationRequest
 
 MAX_BODY_BYTES = 16 << 20
 
-# Known fields that are accepted at the values which change nothing. Everything else is refused by name, because an
-# ignored parameter is an answer to another question.
+# Known fields that are accepted at the values which change nothing (and at null). Any other value is refused by name,
+# because an ignored parameter is an answer to another question.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "best_of": (None, 1),
-    "suffix": (None, ""),
-    "echo": (None, False),
-    "prompt_logprobs": (None, 0),
-    "logit_bias": (None, {}),
-    "presence_penalty": (None, 0),
-    "frequency_penalty": (None, 0),
-    "repetition_penalty": (None, 1),
-    "length_penalty": (None, 1),
-    "top_k": (None, 0, -1),
-    "min_p": (None, 0),
-    "min_tokens": (None, 0),
-    "use_beam_search": (None, False),
-    "response_format": (None, {"type": "text"}),
-    "tools": (None, []),
-    "tool_choice": (None, "none", "auto"),
-    "functions": (None, []),
-    "function_call": (None, "none", "auto"),
-    "modalities": (None, ["text"]),
-    "audio": (None,),
-    "prediction": (None,),
-    "skip_special_tokens": (None, True),
-    "add_generation_prompt": (None, True),
+    "allowed_token_ids": (),
+    "audio": (),
+    "bad_words": ([],),
+    "cache_salt": (),
+    "chat_template": (),
+    "ec_transfer_params": (),
+    "frequency_penalty": (0,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "guided_choice": (),
+    "guided_decoding_backend": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_whitespace_pattern": (),
+    "include_reasoning": (True,),
+    "kv_transfer_params": (),
+    "length_penalty": (1,),
+    "logit_bias": ({},),
+    "logits_processors": ([],),
+    "logprob_token_ids": (),
+    "media_io_kwargs": ({},),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "mm_processor_kwargs": ({},),
+    "modalities": (["text"],),
+    "prediction": (),
+    "presence_penalty": (0,),
+    "priority": (0,),
+    "prompt_embeds": (),
+    "prompt_logprobs": (),  # 0 asks for those of the prompt's tokens
+    "repetition_detection": (),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "return_prompt_text": (False,),
+    "return_token_offsets": (False,),
+    "routed_experts_prompt_start": (0,),
+    "stream_interval": (1,),
+    "structural_tag": (),
+    "structured_outputs": (),
+    "suffix": ("",),
+    "thinking_token_budget": (-1,),
+    "tool_choice": ("none", "auto"),
+    "top_k": (0, -1),
+    "truncation_side": ("left",),
+    "use_beam_search": (False,),
+    "verbosity": ("medium",),
+    "vllm_xargs": ({},),
+    "watermarking": (False,),
+    "web_search_options": (),
 }
+NEUTRAL_OF: dict[type[GenerationRequest], dict[str, tuple[Any, ...]]] = {
+    CompletionRequest: {"add_special_tokens": (True,)},
+    ChatRequest: {"add_special_tokens": (False,), "continue_final_message": (False,), "echo": (False,)},
+}
+NEUTRAL_OF_MESSAGE: dict[str, tuple[Any, ...]] = {"annotations": ([],), "audio": ()}
 # Fields that never change the answer, whatever their value.
 IGNORED = frozenset(
     {
-        "user",
         "metadata",
-        "store",
-        "service_tier",
         "parallel_tool_calls",
         "prompt_cache_key",
+        "prompt_cache_retention",
+        "return_mm_kwargs",
         "safety_identifier",
-        "request_id",
-        "priority",
+        "service_tier",
+        "session_id",
+        "spaces_between_special_tokens",
+        "store",
+        "user",
     }
 )
-
+MAX_NEUTRAL_BYTES = 100
 
 R = TypeVar("R", bound="GenerationRequest")
 
 
 def parse_body(kind: type[R], body: bytes | bytearray) -> R:
-    """A request of `kind` from a body. Raises ApiError (400) with the offending field in `param`."""
-    try:
-        body.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ApiError(400, f"the body is not valid UTF-8 (byte {error.start}); encode it as UTF-8") from None
-    try:
-        fields = msgspec.json.decode(body)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
-    if not isinstance(fields, dict):
-        raise ApiError(400, f"the body must be a JSON object, not {type(fields).__name__}")
-    try:
-        request = kind.model_validate(fields)
-    except ValidationError as error:
-        raise _from_validation(error) from None
-    for name, value in (request.model_extra or {}).items():
-        _check_extra(name, value)
+    """A request of `kind` from a body. Raises ApiError (400) with the offending field's path in `param`."""
+    _check_utf8(body)
+    request = decode(body, kind)
+    neutral = NEUTRAL | NEUTRAL_OF[kind]
+    for name in neutral.keys() & set(kind.__struct_fields__):
+        _check_neutral(name, getattr(request, name), neutral[name])
+    if isinstance(request, ChatRequest):
+        for index, message in enumerate(request.messages):
+            for name, allowed in NEUTRAL_OF_MESSAGE.items():
+                _check_neutral(f"messages[{index}].{name}", getattr(message, name), allowed)
     request.check_together()
+    for name in (neutral.keys() | IGNORED) & set(kind.__struct_fields__):
+        setattr(request, name, NULL)  # a slice of the body would keep all of it
     return request
 
 
-def _check_extra(name: str, value: Any) -> None:
-    if name in IGNORED:
+def _check_utf8(body: bytes | bytearray) -> None:
+    """In parts: as one text it would take up to four times its bytes."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    for start in range(0, len(body) + 1, 1 << 16):
+        part = body[start : start + (1 << 16)]
+        try:
+            decoder.decode(part, final=start + len(part) == len(body))
+        except UnicodeDecodeError as error:
+            raise ApiError(
+                400, f"the body is not valid UTF-8 (byte {start + error.start}); encode it as UTF-8"
+            ) from None
+
+
+def _check_neutral(place: str, raw: Raw, neutral: tuple[Any, ...]) -> None:
+    if raw is NULL:
         return
-    if name not in NEUTRAL:
-        shown = name[:256]
-        raise ApiError(400, f"unknown parameter {shown!r}; remove it", param=shown, code="unknown_parameter")
-    # 1 == True in Python, so compare types as well, with any number equal to its like
-    if not any(value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in NEUTRAL[name]):
-        allowed = " or ".join(str(neutral) for neutral in NEUTRAL[name] if neutral is not None) or "null"
-        raise ApiError(
-            400,
-            f"{name} is not supported by this testbed except as {allowed}",
-            param=name,
-            code="unsupported_parameter",
-        )
-
-
-def _from_validation(error: ValidationError) -> ApiError:
-    # a union reports one error for each of its members: the deepest location says most
-    first = max(error.errors(include_url=False, include_context=False), key=lambda item: len(item["loc"]))
-    path = [str(part) for part in first["loc"] if isinstance(part, int) or part in _FIELD_NAMES]
-    param = ".".join(path) or None
-    return ApiError(400, f"{param}: {first['msg']} (got {_SHORT.repr(first.get('input'))})", param=param)
-
-
-_SHORT = reprlib.Repr()  # of a body of megabytes as well, in no time
-_SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 60
-_SHORT.maxlist = _SHORT.maxdict = 3
-
-_FIELD_NAMES = frozenset(
-    name
-    for model in (CompletionRequest, ChatRequest, ChatMessage, TextPart, StreamOptions)
-    for name in model.model_fields
-)
+    if size(raw) <= MAX_NEUTRAL_BYTES:
+        value = msgspec.json.decode(raw)
+        # 1 == True in Python, so compare types as well, with any number equal to its like
+        if value is None or any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral):
+            return
+    allowed = " or ".join(msgspec.json.encode(one).decode() for one in neutral) or "null"
+    raise ApiError(
+        400,
+        f"{place} is not supported by this testbed except as {allowed}; leave it out",
+        param=place,
+        code="unsupported_parameter",
+    )

@@ -1,6 +1,9 @@
 """From text and messages to token ids that fit the model: tokenised off the loop when long, refused when too long."""
 
 import asyncio
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
 
 from workers.gateway.errors import SERVER_ERROR, ApiError
 from workers.models import ChatRefusal, LoadedModel, TemplateFault
@@ -22,20 +25,20 @@ class Prompts:
         encode = self._tokenizer.encode
         return await asyncio.to_thread(encode, text) if len(text) > LONG_TEXT else encode(text)
 
-    async def of_messages(self, messages: list[dict[str, str]]) -> list[int]:
-        """As the model's chat template has them."""
+    async def of_messages(self, messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> list[int]:
+        """As the model's chat template has them; `variables` is what else it gets."""
         length = sum(len(message["content"]) for message in messages)
         self._check_length(length, "messages")
-        apply = self._tokenizer.apply_chat_template
+        apply = partial(self._tokenizer.apply_chat_template, messages, **variables)
         try:
-            return await asyncio.to_thread(apply, messages) if length > LONG_TEXT else apply(messages)
+            return await asyncio.to_thread(apply) if length > LONG_TEXT else apply()
         except ChatRefusal as error:
             raise ApiError(400, str(error), param="messages") from None
         except TemplateFault as error:  # the model's own fault
             raise ApiError(500, str(error), kind=SERVER_ERROR) from None
 
-    def check(self, prompt: list[int], param: str) -> None:
-        """Not empty, of this vocabulary, and room for an answer."""
+    def check(self, prompt: list[int], param: str, keep: int | None = None) -> None:
+        """Not empty, of this vocabulary, and room for an answer to the last `keep` tokens of it."""
         if not prompt:
             raise ApiError(400, "the prompt is empty; give at least one token", param=param)
         low, high = min(prompt), max(prompt)
@@ -47,8 +50,9 @@ class Prompts:
                 f"token {shown} is not in the vocabulary of {self._model_id} (0 to {self._config.vocab - 1})",
                 param=param,
             )
-        if len(prompt) >= self._config.context_length:
-            raise self._too_long(f"{len(prompt) + 1} tokens ({len(prompt)} in the prompt, 1 in the completion)", param)
+        count = len(prompt) if keep is None else min(keep, len(prompt))
+        if count >= self._config.context_length:
+            raise self._too_long(f"{count + 1} tokens ({count} in the prompt, 1 in the completion)", param)
 
     def answer_tokens(self, prompt: list[int], max_tokens: int | None) -> int:
         """How many tokens may be generated: as asked for, or all that the context leaves."""

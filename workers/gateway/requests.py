@@ -1,49 +1,136 @@
-"""What a client may ask: OpenAI's fields, checked strictly."""
+"""What a client may ask: every field of OpenAI's and of vLLM's, typed. What is not here is unknown.
+
+A field of type `Raw` is checked as JSON and not read: `parsing.py` has the values at which it is accepted, or the
+methods below read it within limits.
+"""
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from msgspec import Meta, Raw, Struct
 
+from workers.gateway.chat_messages import ChatMessage, template_variables
+from workers.gateway.decoding import NULL, decode, first_byte, items, shown
 from workers.gateway.errors import ApiError
 
 MAX_CHOICES = 128  # of one request: OpenAI's limit for n
 MAX_LOGPROBS = 20  # OpenAI's limit for top_logprobs
+MAX_MESSAGES = 10_000
+MAX_STOPS, MAX_STOP_CHARACTERS, MAX_STOP_TOKENS = 16, 1000, 64
+
+TokenCount = Annotated[int, Meta(ge=1, le=1 << 31)]
 
 
-class StreamOptions(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
+class StreamOptions(Struct, forbid_unknown_fields=True):
+    """`continuous_usage_stats` (vLLM's) has effect beside `include_usage` only."""
+
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None  # padding against eavesdroppers; changes no answer
 
 
-Stop = Annotated[str, Field(min_length=1, max_length=1000)]
-TokenId = Annotated[int, Field(ge=0, lt=1 << 32)]
-
-
-class GenerationRequest(BaseModel):
+class GenerationRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     """Fields that both endpoints share."""
 
-    model_config = ConfigDict(strict=True, extra="allow")
-
     model: str | None = None
-    max_tokens: Annotated[int, Field(ge=1, le=1 << 31)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
-    stop: Stop | Annotated[list[Stop], Field(fail_fast=True, max_length=16)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=64)] | None = None
+    max_tokens: TokenCount | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
+    stop: Raw = NULL
+    stop_token_ids: Raw = NULL
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    truncate_prompt_tokens: TokenCount | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    ignore_eos: bool | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    request_id: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
+
+    # accepted at the values that change nothing
+    add_special_tokens: Raw = NULL
+    allowed_token_ids: Raw = NULL
+    bad_words: Raw = NULL
+    cache_salt: Raw = NULL
+    ec_transfer_params: Raw = NULL
+    frequency_penalty: Raw = NULL
+    guided_choice: Raw = NULL
+    guided_decoding_backend: Raw = NULL
+    guided_grammar: Raw = NULL
+    guided_json: Raw = NULL
+    guided_regex: Raw = NULL
+    guided_whitespace_pattern: Raw = NULL
+    kv_transfer_params: Raw = NULL
+    length_penalty: Raw = NULL
+    logit_bias: Raw = NULL
+    logits_processors: Raw = NULL
+    logprob_token_ids: Raw = NULL
+    min_p: Raw = NULL
+    min_tokens: Raw = NULL
+    presence_penalty: Raw = NULL
+    priority: Raw = NULL
+    prompt_logprobs: Raw = NULL
+    repetition_detection: Raw = NULL
+    repetition_penalty: Raw = NULL
+    response_format: Raw = NULL
+    return_token_offsets: Raw = NULL
+    routed_experts_prompt_start: Raw = NULL
+    stream_interval: Raw = NULL
+    structural_tag: Raw = NULL
+    structured_outputs: Raw = NULL
+    thinking_token_budget: Raw = NULL
+    top_k: Raw = NULL
+    truncation_side: Raw = NULL
+    use_beam_search: Raw = NULL
+    vllm_xargs: Raw = NULL
+    watermarking: Raw = NULL
+
+    # never change an answer, whatever their value
+    metadata: Raw = NULL
+    prompt_cache_key: Raw = NULL
+    prompt_cache_retention: Raw = NULL
+    return_mm_kwargs: Raw = NULL
+    safety_identifier: Raw = NULL
+    service_tier: Raw = NULL
+    session_id: Raw = NULL
+    spaces_between_special_tokens: Raw = NULL  # no decoder here puts any between them
+    store: Raw = NULL
+    user: Raw = NULL
 
     @property
     def stops(self) -> list[str]:
-        return [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
+        """The stop strings. Raises ApiError."""
+        alone = first_byte(self.stop) != b"["
+        given = [decode(self.stop, str | None, "stop")] if alone else _few(self.stop, "stop", str, MAX_STOPS)
+        given = [stop for stop in given if stop is not None]
+        for index, stop in enumerate(given):
+            if not 1 <= len(stop) <= MAX_STOP_CHARACTERS:
+                param = "stop" if alone else f"stop[{index}]"
+                told = f"{param} has {len(stop)} characters; a stop string has 1 to {MAX_STOP_CHARACTERS}"
+                raise ApiError(400, told, param=param)
+        return given
+
+    @property
+    def stop_ids(self) -> list[int]:
+        """The token ids that end an answer. Raises ApiError."""
+        given: list[int] = _few(self.stop_token_ids, "stop_token_ids", int, MAX_STOP_TOKENS)
+        for index, token in enumerate(given):
+            if not 0 <= token < 1 << 32:
+                param = f"stop_token_ids[{index}]"
+                raise ApiError(400, f"{param} is no token id (got {shown(token)})", param=param)
+        return given
 
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        return (
+            self.include_usage and self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
+        )
 
     @property
     def top_logprobs_wanted(self) -> int | None:
@@ -54,32 +141,42 @@ class GenerationRequest(BaseModel):
         """What single fields cannot tell. Raises ApiError."""
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options goes with stream: true only", param="stream_options")
+        _ = self.stops, self.stop_ids
 
 
-class CompletionRequest(GenerationRequest):
+def _few(raw: Raw, name: str, kind: type[Any], most: int) -> list[Any]:
+    """A list of at most so many, or none. Raises ApiError."""
+    found = items(raw, most)
+    if found is not None and len(found) > most:
+        raise ApiError(400, f"{name} has more than {most} items; give fewer", param=name)
+    return decode(raw, list[kind] | None, name) or []  # type: ignore[valid-type]
+
+
+class CompletionRequest(GenerationRequest, kw_only=True):
     """POST /v1/completions. A prompt is text or token ids; there may be a list of them."""
 
-    prompt: Any  # checked by `prompts`: a validator that collects every wrong item of a long list takes gigabytes
-    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    prompt: Raw
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None
+    best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+
+    # accepted at the values that change nothing
+    prompt_embeds: Raw = NULL
+    suffix: Raw = NULL
 
     @property
     def prompts(self) -> list[str | list[int]]:
         """The prompts, at least one. Raises ApiError."""
-        given = self.prompt
-        if isinstance(given, str) or (isinstance(given, list) and given and _is_number(given[0])):
-            return [_checked(given, "prompt")]
-        if not isinstance(given, list):
-            raise ApiError(400, f"prompt is a {type(given).__name__}; give text or token ids", param="prompt")
-        if not given:
+        found = items(self.prompt, MAX_CHOICES)
+        if found is None or (found and found[0][:1] not in b'"['):
+            return [_prompt(self.prompt, "prompt")]
+        if not found:
             raise ApiError(400, "the prompt is empty; give at least one token", param="prompt")
-        if len(given) > MAX_CHOICES:
+        if len(found) > MAX_CHOICES:
             raise ApiError(
-                400,
-                f"{len(given)} prompts in one request; send at most {MAX_CHOICES}, or several requests",
-                param="prompt",
+                400, f"more than {MAX_CHOICES} prompts in one request; send several requests", param="prompt"
             )
-        return [_checked(one, f"prompt.{index}") for index, one in enumerate(given)]
+        return [_prompt(Raw(one), f"prompt[{index}]") for index, one in enumerate(found)]
 
     @property
     def top_logprobs_wanted(self) -> int | None:
@@ -91,60 +188,72 @@ class CompletionRequest(GenerationRequest):
             raise ApiError(
                 400, "log probabilities of the prompt are not built: leave out echo or logprobs", param="echo"
             )
+        if self.best_of not in (None, self.n or 1):
+            raise ApiError(
+                400,
+                f"best_of is {self.best_of}: choosing among more answers than n is not built; leave it out",
+                param="best_of",
+                code="unsupported_parameter",
+            )
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _prompt(raw: Raw, param: str) -> str | list[int]:
+    """Text, or token ids. Raises ApiError."""
+    if first_byte(raw) == b'"':
+        return decode(raw, str, param)
+    if first_byte(raw) != b"[":
+        raise ApiError(400, f"{param} is neither text nor a list of token ids; give one of them", param=param)
+    return decode(raw, list[int], param)
 
 
-def _checked(prompt: Any, param: str) -> str | list[int]:
-    """Text, or token ids that are whole numbers. Raises ApiError."""
-    if isinstance(prompt, str):
-        return prompt
-    if not isinstance(prompt, list):
-        raise ApiError(400, f"{param} is a {type(prompt).__name__}; give text or token ids", param=param)
-    wrong = next((index for index, token in enumerate(prompt) if type(token) is not int), None)
-    if wrong is not None:
-        raise ApiError(400, f"{param}.{wrong} is no token id: ids are whole numbers", param=f"{param}.{wrong}")
-    return prompt
-
-
-class TextPart(BaseModel):
-    model_config = ConfigDict(strict=True)
-    type: str
-    text: str | None = None
-
-
-class ChatMessage(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore")
-    role: Annotated[str, Field(min_length=1, max_length=64)]
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
-
-    def plain(self, index: int) -> dict[str, str]:
-        """Role and text, as chat templates take them. Raises ApiError for anything but text."""
-        if isinstance(self.content, str):
-            return {"role": self.role, "content": self.content}
-        for part in self.content:
-            if part.type != "text" or part.text is None:
-                raise ApiError(
-                    400,
-                    f"content part of type {part.type[:60]!r} is not supported; send text",
-                    param=f"messages.{index}.content",
-                )
-        return {"role": self.role, "content": "".join(part.text or "" for part in self.content)}
-
-
-class ChatRequest(GenerationRequest):
+class ChatRequest(GenerationRequest, kw_only=True):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=10_000)]
-    max_completion_tokens: Annotated[int, Field(ge=1, le=1 << 31)] | None = None
+    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    max_completion_tokens: TokenCount | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    tools: Raw = NULL
+    tool_choice: Raw = NULL
+    documents: Raw = NULL
+    chat_template_kwargs: Raw = NULL
+    reasoning_effort: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
+    add_generation_prompt: bool | None = None
+
+    # accepted at the values that change nothing
+    audio: Raw = NULL
+    chat_template: Raw = NULL
+    continue_final_message: Raw = NULL
+    echo: Raw = NULL
+    function_call: Raw = NULL
+    functions: Raw = NULL
+    include_reasoning: Raw = NULL
+    media_io_kwargs: Raw = NULL
+    mm_processor_kwargs: Raw = NULL
+    modalities: Raw = NULL
+    prediction: Raw = NULL
+    return_prompt_text: Raw = NULL
+    verbosity: Raw = NULL
+    web_search_options: Raw = NULL
+
+    # never changes an answer: no calls are made of answers here
+    parallel_tool_calls: Raw = NULL
 
     @property
-    def plain_messages(self) -> list[dict[str, str]]:
-        return [message.plain(index) for index, message in enumerate(self.messages)]
+    def plain_messages(self) -> list[dict[str, Any]]:
+        """The messages as chat templates take them. Raises ApiError."""
+        return [message.plain(f"messages[{index}]") for index, message in enumerate(self.messages)]
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """What the chat template gets besides the messages, as vLLM passes it. Raises ApiError."""
+        variables = template_variables(self.chat_template_kwargs, self.tools, self.documents)
+        if self.reasoning_effort is not None:
+            variables["reasoning_effort"] = self.reasoning_effort
+            variables.setdefault("enable_thinking", self.reasoning_effort != "none")
+        if self.add_generation_prompt is not None:
+            variables["add_generation_prompt"] = self.add_generation_prompt
+        return variables
 
     @property
     def top_logprobs_wanted(self) -> int | None:
@@ -154,3 +263,11 @@ class ChatRequest(GenerationRequest):
         super().check_together()
         if self.top_logprobs and not self.logprobs:
             raise ApiError(400, "top_logprobs goes with logprobs: true only", param="top_logprobs")
+        if items(self.tools, 0) != [] and first_byte(self.tools) == b"[" and bytes(self.tool_choice) != b'"none"':
+            raise ApiError(
+                400,
+                'tool calls are not made of answers here: give tool_choice: "none", with which the model is told of '
+                "the tools and its answer comes as text",
+                param="tool_choice",
+                code="unsupported_parameter",
+            )

@@ -70,6 +70,10 @@ class TextTokenizer:
         byte = _BYTE_TOKEN.fullmatch(token)
         return bytes.fromhex(byte[1]) if byte else token.replace("▁", " ").encode()
 
+    def special_text(self, token_id: int) -> str:
+        added = self._added.get(token_id)
+        return added.content if added is not None and added.special else ""
+
     def detokenizer(self) -> Detokenizer:
         return Detokenizer(self)
 

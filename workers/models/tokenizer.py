@@ -39,6 +39,10 @@ class Tokenizer(Protocol):
         """The bytes one token stands for: empty for special tokens and ids outside the vocabulary."""
         ...
 
+    def special_text(self, token_id: int) -> str:
+        """How a special token is written, which `token_bytes` has nothing of; empty for every other token."""
+        ...
+
     def detokenizer(self) -> Detokenizer:
         """A fresh streaming decoder."""
         ...
@@ -96,6 +100,9 @@ class ByteTokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         return bytes((token_id,)) if 0 <= token_id < 256 else b""
+
+    def special_text(self, token_id: int) -> str:
+        return {BOS: "<bos>", EOS: "<eos>"}.get(token_id, "")
 
     def detokenizer(self) -> Detokenizer:
         return Detokenizer(self)

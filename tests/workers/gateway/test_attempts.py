@@ -2,7 +2,8 @@
 
 import pytest
 
-from workers.gateway.attempts import Attempt, LiveRequest
+from workers.gateway.attempts import Attempt, LiveRequest, Taken
+from workers.gateway.merge import MergedToken
 from workers.policy import Route
 from workers.records import RequestLog
 from workers.roles.active import RequestFailed
@@ -26,8 +27,12 @@ def attempt(route: Route = RELAYED) -> Attempt:
     return Attempt(spec, route)
 
 
+def _as_they_come(tokens: list[MergedToken]) -> Taken:
+    return Taken("", tokens, tokens[-1].finish_reason)
+
+
 def request(route: Route = RELAYED) -> LiveRequest:
-    return LiveRequest(attempt(route), RequestLog("r", "tiny", route, 3, "one-shot", 0.0, 0))
+    return LiveRequest(attempt(route), RequestLog("r", "tiny", route, 3, "one-shot", 0.0, 0), _as_they_come)
 
 
 def test_the_relay_goes_on_first_then_main_decode_then_nobody() -> None:

@@ -1,0 +1,176 @@
+"""Usage, ids, text and the record tell of the same tokens, however an answer ends and however it is read."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.workers.gateway.test_api import Served
+from tests.workers.serving import SlowWan, eventually, prompt_of, run
+from workers.engine import Sampling, generate
+from workers.models import LoadedModel
+from workers.models.tokenizer import BOS, EOS
+
+PROMPT = prompt_of(40)
+
+
+@pytest.fixture(scope="module")
+def lab(tiny: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with asyncio.Runner() as runner:
+        served = Served(runner, SlowWan(tiny, tmp_path_factory.mktemp("usage"), None))
+        runner.run(served.wan.__aenter__())
+        yield served
+        runner.run(served.wan.check_released())
+        runner.run(served.wan.__aexit__())
+
+
+def stop_of(tiny: LoadedModel, after: int, seed: int) -> str:
+    """A string that one of the sampled answers contains."""
+    return tiny.tokenizer.decode(generate(tiny, PROMPT, Sampling(60, 1.0, seed=seed, ignore_eos=True)))[
+        after : after + 2
+    ]
+
+
+MODES: dict[str, dict[str, Any]] = {
+    "plain": {"max_tokens": 30},
+    "n": {"max_tokens": 30, "n": 4},
+    "best-of": {"max_tokens": 30, "n": 2, "best_of": 2},
+    "several-prompts": {"max_tokens": 20, "n": 2, "prompt": [PROMPT, prompt_of(7)]},
+    "stop": {"max_tokens": 70, "stop": "STOP"},
+    "stop-shown": {"max_tokens": 70, "stop": "STOP", "include_stop_str_in_output": True},
+    "n-stop": {"max_tokens": 70, "n": 4, "stop": "STOP"},
+    "stop-ids": {"max_tokens": 70, "n": 2, "stop_token_ids": [101, 32, 120]},
+    "echo": {"max_tokens": 70, "echo": True, "stop": "STOP"},
+    "one": {"max_tokens": 1, "n": 3},
+}
+
+
+@pytest.mark.parametrize("fields", MODES.values(), ids=MODES)
+def test_usage_is_the_ids_that_were_delivered_in_every_mode(
+    tiny: LoadedModel, lab: Served, fields: dict[str, Any]
+) -> None:
+    body = {"prompt": PROMPT, "temperature": 1.0, "seed": 5, "ignore_eos": True, "return_token_ids": True, **fields}
+    if "stop" in body:
+        body["stop"] = stop_of(tiny, 30, 5)
+    whole = lab.post("/v1/completions", body).json()
+    ids = [choice["token_ids"] for choice in whole["choices"]]
+    records = [choice["record"] for choice in whole["pdd"].get("choices", [whole["pdd"]])]
+    assert whole["usage"]["completion_tokens"] == sum(map(len, ids))
+    assert [record["output_len"] for record in records] == list(map(len, ids))
+    assert [record["pdd_rld_tokens"] + record["pdd_md_tokens"] for record in records] == list(map(len, ids))
+    assert [record["finish_reason"] for record in records] == [one["finish_reason"] for one in whole["choices"]]
+    prompts = body["prompt"] if isinstance(body["prompt"][0], list) else [body["prompt"]]
+    assert [one["prompt_token_ids"] for one in whole["choices"]] == [
+        p for p in prompts for _ in range(body.get("n", 1))
+    ]
+    if "stop" in body:
+        assert any(one["finish_reason"] == "stop" for one in whole["choices"])
+
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, last = lab.events("/v1/completions", {**body, "stream_options": options})
+    assert last["usage"] | {"prompt_tokens_details": None} == whole["usage"] | {"prompt_tokens_details": None}
+    streamed: dict[int, list[int]] = {index: [] for index in range(len(ids))}
+    for chunk in chunks:
+        (choice,) = chunk["choices"]
+        assert choice["token_ids"], "no chunk without a token: the first one is the first token"
+        assert chunk["pdd"]["token_ids"] == choice["token_ids"]
+        assert ("prompt_token_ids" in choice) is (not streamed[choice["index"]])
+        streamed[choice["index"]] += choice["token_ids"]
+        assert chunk["usage"]["completion_tokens"] == len(streamed[choice["index"]])
+        assert chunk["usage"]["prompt_tokens"] == len(prompts[choice["index"] // body.get("n", 1)])
+    assert list(streamed.values()) == ids
+    texts = ["".join(c["choices"][0]["text"] for c in chunks if c["choices"][0]["index"] == i) for i in streamed]
+    assert texts == [choice["text"] for choice in whole["choices"]]
+
+
+def test_a_slow_reader_of_stopped_choices_gets_as_many_ids_as_it_is_told_and_nothing_more_is_computed(
+    tiny: LoadedModel, tmp_path: Path
+) -> None:
+    """On the code before, tokens behind a stop string counted that had come while nobody read."""
+    body = {"prompt": PROMPT, "temperature": 1.0, "seed": 5, "max_tokens": 200, "n": 4, "ignore_eos": True}
+    body |= {"stop": stop_of(tiny, 30, 5), "stream": True, "stream_options": {"include_usage": True}}
+
+    async def test() -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        async with SlowWan(tiny, tmp_path, None) as lab:
+            gateway = lab.cluster.gateway
+            async with lab.http.stream("POST", "/v1/completions", json=body) as response:
+                lines = response.aiter_lines()
+                first = json.loads((await anext(lines))[6:])
+                await eventually(lambda: all(live.over for live in gateway.dispatcher.live.values()), 50, "it is made")
+                rest = [json.loads(line[6:]) async for line in lines if line.startswith("data: {")]
+            await eventually(lambda: not gateway.dispatcher.live, 5, "the records are written")
+            return [first, *rest[:-1]], rest[-1]
+
+    chunks, last = run(test())
+    delivered = sum(len(chunk["pdd"]["token_ids"]) for chunk in chunks)
+    assert last["usage"]["completion_tokens"] == delivered
+    records = [json.loads(line) for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
+    assert sum(record["output_len"] for record in records) == delivered
+    assert sum(record["pdd_rld_tokens"] + record["pdd_md_tokens"] for record in records) == delivered
+    assert {record["finish_reason"] for record in records} >= {"stop"}
+
+
+def test_a_chat_begins_with_its_first_token_and_says_continuous_usage(tiny: LoadedModel, lab: Served) -> None:
+    body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 12, "temperature": 0}
+    body |= {"stream_options": {"include_usage": True, "continuous_usage_stats": True}, "return_token_ids": True}
+    *chunks, last = lab.events("/v1/chat/completions", body)
+    assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
+    assert chunks[0]["usage"]["completion_tokens"] == len(chunks[0]["choices"][0]["token_ids"]) >= 1
+    assert chunks[0]["prompt_token_ids"] == tiny.tokenizer.apply_chat_template(body["messages"])
+    assert all("prompt_token_ids" not in chunk for chunk in chunks[1:])
+    assert [chunk["usage"]["completion_tokens"] for chunk in chunks][-1] == last["usage"]["completion_tokens"] == 12
+
+
+def special_answer(tiny: LoadedModel) -> tuple[int, list[int]]:
+    """A seed whose answer has a special token in its middle, and the answer."""
+    for seed in range(100):
+        ids = generate(tiny, PROMPT, Sampling(90, 2.0, seed=seed, ignore_eos=True))
+        if any(token in (BOS, EOS) for token in ids[20:]) and not any(token in (BOS, EOS) for token in ids[:20]):
+            return seed, ids
+    raise AssertionError("no seed of 100 has one")
+
+
+def test_a_special_token_stops_an_answer_as_a_stop_string_and_is_shown_when_asked_for(
+    tiny: LoadedModel, lab: Served
+) -> None:
+    seed, ids = special_answer(tiny)
+    at = next(index for index, token in enumerate(ids) if token in (BOS, EOS))
+    name = tiny.tokenizer.special_text(ids[at])
+    body = {"prompt": PROMPT, "temperature": 2.0, "seed": seed, "ignore_eos": True, "max_tokens": 90}
+    text = tiny.tokenizer.decode(ids[:at])
+    stopped = lab.post("/v1/completions", {**body, "stop": name}).json()
+    assert stopped["choices"][0]["finish_reason"] == "stop"
+    assert stopped["pdd"]["token_ids"] == ids[: at + 1]
+    assert stopped["choices"][0]["text"] == text
+    shown = lab.post("/v1/completions", {**body, "skip_special_tokens": False}).json()
+    assert shown["choices"][0]["text"].startswith(text + name)
+    both = {**body, "stop": name, "skip_special_tokens": False, "include_stop_str_in_output": True}
+    assert lab.post("/v1/completions", both).json()["choices"][0]["text"] == text + name
+    logprobs = {**body, "max_tokens": at + 5, "skip_special_tokens": False, "logprobs": 0}
+    offsets = lab.post("/v1/completions", logprobs).json()["choices"][0]["logprobs"]["text_offset"]
+    assert offsets[at + 1] == len(text) + len(name)
+
+
+def test_a_stop_token_ends_the_ids_and_not_the_text(tiny: LoadedModel, lab: Served) -> None:
+    expected = generate(tiny, PROMPT, Sampling(max_tokens=60))
+    at = expected.index(expected[20])
+    body = {"prompt": PROMPT, "max_tokens": 60, "temperature": 0, "stop_token_ids": [expected[20]]}
+    whole = lab.post("/v1/completions", body).json()
+    assert whole["pdd"]["token_ids"] == expected[: at + 1]
+    assert whole["choices"][0]["text"] == tiny.tokenizer.decode(expected[:at])
+    with_it = lab.post("/v1/completions", {**body, "include_stop_str_in_output": True}).json()
+    assert with_it["choices"][0]["text"] == tiny.tokenizer.decode(expected[: at + 1])
+
+
+def test_of_a_prompt_the_last_tokens_are_taken_and_ids_stand_for_tokens_in_log_probabilities(
+    tiny: LoadedModel, lab: Served
+) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 5, "temperature": 0}
+    cut = lab.post("/v1/completions", {**body, "truncate_prompt_tokens": 10, "request_id": "mine"}).json()
+    assert cut["pdd"]["token_ids"] == generate(tiny, PROMPT[-10:], Sampling(max_tokens=5))
+    assert (cut["usage"]["prompt_tokens"], cut["id"]) == (10, "cmpl-mine")
+    named = lab.post("/v1/completions", {**body, "logprobs": 1, "return_tokens_as_token_ids": True}).json()
+    assert named["choices"][0]["logprobs"]["tokens"] == [f"token_id:{token}" for token in named["pdd"]["token_ids"]]
