@@ -45,7 +45,7 @@ class Generation:
         self._check_model(asked.model)
         tokenizer = self._loaded.tokenizer
         prompts, echoes = [], []
-        for given in asked.prompts:
+        for given in asked.prompts(self._loaded.config.context_length):
             prompt = await self._prompts.of_text(given) if isinstance(given, str) else given
             prompts.append(self._fitting(asked, prompt, "prompt"))
             if asked.echo:

@@ -9,12 +9,13 @@ from typing import Annotated, Any
 from msgspec import Meta, Raw, Struct
 
 from workers.gateway.chat_messages import ChatMessage, template_variables
-from workers.gateway.decoding import NULL, decode, first_byte, items, shown
+from workers.gateway.decoding import NULL, decode, first_byte, items, shown, size
 from workers.gateway.errors import ApiError
 
 MAX_CHOICES = 128  # of one request: OpenAI's limit for n
 MAX_LOGPROBS = 20  # OpenAI's limit for top_logprobs
 MAX_MESSAGES = 10_000
+MAX_PROMPT_IDS = 1 << 20  # of which the last ones are taken
 MAX_STOPS, MAX_STOP_CHARACTERS, MAX_STOP_TOKENS = 16, 1000, 64
 
 TokenCount = Annotated[int, Meta(ge=1, le=1 << 31)]
@@ -164,19 +165,19 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     prompt_embeds: Raw = NULL
     suffix: Raw = NULL
 
-    @property
-    def prompts(self) -> list[str | list[int]]:
-        """The prompts, at least one. Raises ApiError."""
+    def prompts(self, context: int) -> list[str | list[int]]:
+        """The prompts, at least one, of at most so many ids each. Raises ApiError."""
+        most = MAX_PROMPT_IDS if self.truncate_prompt_tokens is not None else context
         found = items(self.prompt, MAX_CHOICES)
         if found is None or (found and found[0][:1] not in b'"['):
-            return [_prompt(self.prompt, "prompt")]
+            return [_prompt(self.prompt, "prompt", most)]
         if not found:
             raise ApiError(400, "the prompt is empty; give at least one token", param="prompt")
         if len(found) > MAX_CHOICES:
             raise ApiError(
                 400, f"more than {MAX_CHOICES} prompts in one request; send several requests", param="prompt"
             )
-        return [_prompt(Raw(one), f"prompt[{index}]") for index, one in enumerate(found)]
+        return [_prompt(Raw(one), f"prompt[{index}]", most) for index, one in enumerate(found)]
 
     @property
     def top_logprobs_wanted(self) -> int | None:
@@ -197,12 +198,15 @@ class CompletionRequest(GenerationRequest, kw_only=True):
             )
 
 
-def _prompt(raw: Raw, param: str) -> str | list[int]:
-    """Text, or token ids. Raises ApiError."""
+def _prompt(raw: Raw, param: str, most: int) -> str | list[int]:
+    """Text, or token ids, which are counted before they take memory. Raises ApiError."""
     if first_byte(raw) == b'"':
         return decode(raw, str, param)
     if first_byte(raw) != b"[":
         raise ApiError(400, f"{param} is neither text nor a list of token ids; give one of them", param=param)
+    if size(raw) > 2 * most and (count := bytes(raw).count(b",") + 1) > most:
+        told = f"{param} has {count} token ids; this model's maximum context length is {most}; send fewer"
+        raise ApiError(400, told, param=param, code="context_length_exceeded")
     return decode(raw, list[int], param)
 
 

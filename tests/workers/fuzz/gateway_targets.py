@@ -41,7 +41,7 @@ def _checked(kind: type[CompletionRequest] | type[ChatRequest], data: bytes) -> 
     try:
         request = parse_body(kind, data)
         if isinstance(request, CompletionRequest):
-            prompts = request.prompts
+            prompts = request.prompts(4096)
             assert 1 <= len(prompts) <= MAX_CHOICES
             assert all(isinstance(one, str) or all(type(token) is int for token in one) for one in prompts)
         else:

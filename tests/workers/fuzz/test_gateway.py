@@ -223,7 +223,7 @@ MEASURED = """
     start = time.process_time()
     try:
         request = parse_body({"chat": ChatRequest, "completion": CompletionRequest}[sys.argv[1]], body)
-        request.prompts if sys.argv[1] == "completion" else request.plain_messages
+        request.prompts(4096) if sys.argv[1] == "completion" else request.plain_messages
         print("taken")
     except ApiError as error:
         print("refused", len(str(error)))
