@@ -257,6 +257,7 @@ def test_configurations_that_transformers_saves_are_taken(family: str, tmp_path:
     config, _, options = FAMILIES[family]
     config(**SHAPE | options).save_pretrained(tmp_path)
     hf_config(tmp_path, json.loads((tmp_path / "config.json").read_text()))
+    hf_config(tmp_path, json.loads(config(**SHAPE | options).to_json_string(use_diff=False)))
 
 
 # GGUF

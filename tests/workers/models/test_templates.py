@@ -230,6 +230,8 @@ def test_without_a_default_template_or_any_a_chat_is_refused_and_text_is_not(che
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "SecurityError"),
         ("{{ messages.append(1) }}", "SecurityError"),
+        ("{{ 'x' * 10 ** 10 }}", "OverflowError"),
+        ("{{ 9 ** 9 ** 9 ** 9 }}", "OverflowError"),
         ("{% for m in messages if m.role == 'system' %}\n{{ m.content.nothing.at_all }}{% endfor %}", "its line 2"),
         ("{{ '(' * 3 }}" + "(" * 5000, None),
         ("{{ " + "(" * 5000, "is broken"),
