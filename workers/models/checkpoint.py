@@ -86,8 +86,10 @@ class Checkpoint:
 
     def _found(self) -> dict[str, str]:
         """All `.safetensors` files without an index; `consolidated*` is the same model in Mistral's own names."""
-        paths = [path for path in self._directory.iterdir() if path.suffix.lower() == ".safetensors"]
-        other = [path.name for path in self._directory.glob("*.safetensors.index.json")]
+        # a file whose name begins with a dot is macOS's note about another
+        seen = [path for path in self._directory.iterdir() if path.is_file() and not path.name.startswith(".")]
+        paths = [path for path in seen if path.suffix.lower() == ".safetensors"]
+        other = [path.name for path in seen if re.search(r"\.safetensors\.index\b.*\.json$", path.name, re.IGNORECASE)]
         if other:
             raise ModelError(
                 f"{self._directory} has {sorted(other)[0]} and no {_INDEX}; take the one in Hugging Face's layout"

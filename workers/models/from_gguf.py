@@ -119,7 +119,7 @@ def gguf_config(file: GgufFile) -> ModelConfig:
         rms_eps=file.get("attention.layer_norm_rms_epsilon"),
         tied="output.weight" not in file,
         qkv_bias="blk.0.attn_q.bias" in file,
-        qk_norm="blk.0.attn_q_norm.weight" in file,
+        qk_norm=file.architecture == "qwen3",
         bos_id=gguf_bos_id(file),
         eos_ids=gguf_end_ids(file),
     )
@@ -147,7 +147,7 @@ def _rope(file: GgufFile, head_dim: int) -> tuple[tuple[float, ...] | None, floa
         raise ModelError(
             f'{file.path}: rope scaling "{kind}" is not supported, only linear and yarn; take another model'
         )
-    if "rope_freqs.weight" in file:
+    if "rope_freqs.weight" in file and file.architecture == "llama":
         factors = factors * file.tensor("rope_freqs.weight")
     if factors.shape != (pairs,) or not (np.isfinite(factors).all() and (factors > 0).all() and magnitude > 0):
         raise ModelError(f"{file.path}: its rope scaling makes no frequencies for heads of {head_dim}; fetch it again")

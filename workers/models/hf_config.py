@@ -45,6 +45,7 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "attention_bias": (False, None),
     "partial_rotary_factor": (1.0, None),
     "is_encoder_decoder": (False, None),
+    "is_causal": (True, None),
     "moe_layer_freq": (1,),
     "scoring_func": ("softmax", "sigmoid"),
 }

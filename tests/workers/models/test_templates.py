@@ -304,9 +304,9 @@ def test_the_client_is_blamed_for_its_messages_only(tiny: LoadedModel, checkpoin
     )
     prompts = Prompts(replace(tiny, tokenizer=hf_tokenizer(checkpoint, CONFIG)), "m")
     with pytest.raises(ApiError, match="the chat template fails at its line 1") as fault:
-        asyncio.run(prompts.of_messages([{"role": "user", "content": "x"}] * 4))
+        asyncio.run(prompts.of_messages([{"role": "user", "content": "x"}] * 4, {}))
     describe(checkpoint, chat_template="{{ raise_exception('no') }}")
     prompts = Prompts(replace(tiny, tokenizer=hf_tokenizer(checkpoint, CONFIG)), "m")
     with pytest.raises(ApiError, match="refuses these messages: no") as refusal:
-        asyncio.run(prompts.of_messages([{"role": "user", "content": "x"}]))
+        asyncio.run(prompts.of_messages([{"role": "user", "content": "x"}], {}))
     assert (fault.value.status, refusal.value.status) == (500, 400)
