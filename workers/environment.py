@@ -13,6 +13,7 @@ from workers.handover import MODES
 from workers.models.config import ModelSpec
 from workers.policy import BUSY_TOKENS, OFFLOAD_THRESHOLD
 from workers.wire.deadlines import Path
+from workers.wire.link_table import LinkTable
 from workers.wire.peers import RANK, Peer
 
 ROLES = tuple(RANK)
@@ -106,7 +107,7 @@ class _Reader:
             self._problems.append(f"PDDBED_ROLE is {role!r}; it must be one of {', '.join(ROLES)}")
         datacenter = self._text("PDDBED_DATACENTER", "")
         serving = self._serving()
-        wan = self._wan(serving.kv_rate_bps)
+        wan = self._wan(datacenter, serving.kv_rate_bps)
         records = self._variables.get("PDDBED_RECORDS")
         environment = WorkerEnvironment(
             lab=self._text("PDDBED_LAB", "lab"),
@@ -220,16 +221,31 @@ class _Reader:
             self._problems.append(str(error))
             return ApiLimits()
 
-    def _wan(self, connection_bps: int | None) -> dict[str, Path]:
-        paths = {}
+    def _wan(self, here: str, connection_bps: int | None) -> dict[str, Path]:
+        paths, table = {}, self._link_table()
         for datacenter, link in self._json("PDDBED_WAN", dict, {}).items():
             try:
-                rate = link.get("rate_bps")
+                rate, row = link.get("rate_bps"), link.get("row")
                 rate_bps = None if rate is None else int(rate)
-                paths[datacenter] = Path(int(link["rtt_ns"]), rate_bps, self._patience, connection_bps)
+                paths[datacenter] = Path(
+                    int(link["rtt_ns"]),
+                    rate_bps,
+                    self._patience,
+                    connection_bps if datacenter != here else None,
+                    int(link.get("queue_ns", 0)),
+                    None if table is None or row is None else table.link(int(row)),
+                )
             except (KeyError, TypeError, ValueError, AttributeError):
                 self._problems.append(f"PDDBED_WAN of {datacenter!r} is {link!r}; it needs rtt_ns and rate_bps")
         return paths
+
+    def _link_table(self) -> LinkTable | None:
+        path = self._variables.get("PDDBED_LINKS")
+        try:
+            return LinkTable(path) if path else None
+        except (OSError, ValueError) as error:
+            self._problems.append(f"PDDBED_LINKS is {path!r}: {error}; leave it out where no lab keeps such a table")
+            return None
 
     def _peers(self, host: str, datacenter: str, wan: Mapping[str, Path]) -> tuple[Peer, ...]:
         peers, local = [], Path(patience=self._patience)
@@ -239,7 +255,7 @@ class _Reader:
                 if entry["name"] == host or entry["role"] not in ROLES:
                     continue
                 there = entry.get("datacenter") or ""
-                path = local if there == datacenter else wan.get(there, local)
+                path = wan.get(there, local)  # its own, too, where the fabric is slow
                 peers.append(Peer(entry["name"], entry["role"], there, entry["address"], int(entry["port"]), path))
             except (KeyError, TypeError, ValueError, AttributeError):
                 self._problems.append(f"PDDBED_PEERS has {entry!r}; a peer needs name, role, address and port")

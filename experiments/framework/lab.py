@@ -160,7 +160,7 @@ class ExperimentLab:
     def start_program(self, host: str, module: str) -> Process:
         """`python -m module` in a host, told what the host's worker would be told."""
         plan = next(one for one in self.plan.hosts if one.name == host)
-        told = host_environment(self.plan, plan, self._secret, str(self.directory))
+        told = host_environment(self.plan, plan, self._secret, str(self.record.results))
         variables = {**environment(), "PDDBED_INSIDE": json.dumps({**told, "PDDBED_RECORDS": str(self.directory)})}
         command = [*program("experiments.framework.inside"), str(self.record.directory), host, *program(module)]
         process = Process(host, command, variables, self.directory / f"{host}.log")

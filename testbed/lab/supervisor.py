@@ -21,6 +21,7 @@ from testbed.congestion.player import PlayError
 from testbed.lab import network as lab_network
 from testbed.lab import operations, reachability
 from testbed.lab.control import ControlServer
+from testbed.lab.link_table import LinkTable
 from testbed.lab.processes import HostProcesses, StartError
 from testbed.lab.publish import publish
 from testbed.lab.record import Record
@@ -99,7 +100,8 @@ class Supervisor:
             processes.warm_up()
         self._step(f"building {len(plan.hosts)} hosts in {len(plan.datacenters)} datacenters")
         network = lab_network.build(plan, self._settings.driver, self._record.directory / "logs")
-        control = WanControl(plan, network.links, lambda rates: network.cap_super_packets(plan, rates))
+        table = LinkTable(self._record.links_file, plan)
+        control = WanControl(plan, network.links, lambda rates: network.cap_super_packets(plan, rates), table.change)
         control.tell_rates()
         verification = Verification(plan, network, control, self._record.results)
         measured = self._prove(network, control, verification)
