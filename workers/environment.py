@@ -10,6 +10,7 @@ from typing import Any
 from workers.engine.pacing import Profile
 from workers.gateway.limits import ApiLimits, api_limits
 from workers.handover import MODES
+from workers.linefile import MOST_BYTES, Unwritten
 from workers.models.config import ModelSpec
 from workers.policy import BUSY_TOKENS, OFFLOAD_THRESHOLD
 from workers.wire.deadlines import Path
@@ -87,6 +88,10 @@ class WorkerEnvironment:
     restarted: bool = False
     """It takes the place of one that died, and serves at once, with the workers that are there."""
     records: FilePath | None = None
+    records_limit_bytes: int = MOST_BYTES
+    """Of `requests.jsonl`, which ends with a line that says so."""
+    unwritten: Unwritten = field(default_factory=Unwritten, compare=False)
+    """What this worker could not write to disk."""
 
 
 def read_environment(variables: Mapping[str, str] | None = None) -> WorkerEnvironment:
@@ -128,6 +133,8 @@ class _Reader:
             api=self._api(),
             restarted=bool(self._integer("PDDBED_RESTARTED", 0, minimum=0, maximum=1)),
             records=FilePath(records) if records else None,
+            records_limit_bytes=self._integer("PDDBED_RECORDS_LIMIT", MOST_BYTES, minimum=4096),
+            unwritten=self._unwritten(),
         )
         if self._problems:
             raise EnvironmentProblem("\n".join(self._problems))
@@ -238,6 +245,17 @@ class _Reader:
             except (KeyError, TypeError, ValueError, AttributeError):
                 self._problems.append(f"PDDBED_WAN of {datacenter!r} is {link!r}; it needs rtt_ns and rate_bps")
         return paths
+
+    def _unwritten(self) -> Unwritten:
+        text = self._variables.get("PDDBED_UNWRITTEN")
+        if not text:
+            return Unwritten()
+        row, _, path = text.partition(":")
+        try:
+            return Unwritten.in_lab(path, int(row))
+        except (OSError, ValueError) as error:
+            self._problems.append(f"PDDBED_UNWRITTEN is {text!r}: {error}; leave it out where no lab keeps such a file")
+            return Unwritten()
 
     def _link_table(self) -> LinkTable | None:
         path = self._variables.get("PDDBED_LINKS")

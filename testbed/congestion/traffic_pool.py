@@ -84,7 +84,7 @@ class Stream:
         children: list[subprocess.Popen[str]] = []
         try:
             self._run(children)
-        except (OSError, ValueError, KeyError) as error:
+        except Exception as error:
             self._report("error", error=f"cross traffic on {self.source.link}: {error!r}")
         finally:
             self.ready.set()

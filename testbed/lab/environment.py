@@ -44,6 +44,7 @@ def host_environment(plan: LabPlan, host: HostPlan, secret: str, records: str) -
         "PDDBED_PEERS": json.dumps(peers(plan)),
         "PDDBED_WAN": json.dumps(paths_from(plan, host.datacenter)),
         "PDDBED_LINKS": str(record.links_file),
+        "PDDBED_UNWRITTEN": f"{plan.hosts.index(host)}:{record.unwritten_file}",
         "PDDBED_MODEL": json.dumps({**plan.model, "device": host.device}),
         "PDDBED_SERVING": json.dumps(plan.serving),
         "PDDBED_API": json.dumps(plan.api),

@@ -85,6 +85,11 @@ class Record:
         return self.directory / "links.now"
 
     @property
+    def unwritten_file(self) -> Path:
+        """Where workers count what they could not write: see `troubles`."""
+        return self.directory / "unwritten.now"
+
+    @property
     def state_file(self) -> Path:
         return self.directory / "state.json"
 

@@ -217,7 +217,10 @@ async def dial(address: str, port: int, peer: str, channel: str, local: Local, p
     """Connect to `peer` and agree. Raises WireError, with the peer's name and address in its sentence."""
     where = f"{peer} at {address}:{port}"
     path = path.of_channel(channel)
-    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    except OSError as error:  # out of file descriptors: perhaps not the next time
+        raise ConnectionLost(f"cannot connect to {where}: {error.strerror}") from None
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_SYNCNT, MAX_SYN_RETRIES)  # until our own deadline, which moves
     connection: Connection | None = None

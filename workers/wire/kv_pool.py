@@ -168,13 +168,17 @@ class KvPool:
             failures += 1
             try:
                 connection = await self._dial()
+                since = clock()
+                await self._lend(KvChannel(connection))
             except WireError as error:
                 if str(error) != self._error:
                     log.warning("%s", error)
                 self._error = str(error)
                 continue
-            since = clock()
-            await self._lend(KvChannel(connection))
+            except Exception as error:  # a bug costs this connection, not every later one
+                log.exception("a KV connection to %s failed", self.peer)
+                self._error = f"{type(error).__name__}: {error}"
+                continue
             if clock() - since > SHORT_LIFE_S:
                 failures = 0
 

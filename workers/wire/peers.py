@@ -206,7 +206,10 @@ class Peers:
                     connection.follow()
                 except OSError as error:  # it ends in this very moment; whoever uses it hears of it
                     log.info("%s: the deadlines of a connection stay as they are: %s", connection.peer, error)
-            self._await_handshakes()
+            try:
+                self._await_handshakes()
+            except OSError as error:
+                log.info("the listener's deadlines stay as they are: %s", error)
 
     def _await_handshakes(self) -> None:
         connect_s = max((peer.path.connect_s for peer in self.known.values()), default=0.0)
@@ -229,13 +232,17 @@ class Peers:
             failures += 1
             try:
                 connection = await self._dial(peer, "control")
+                since = clock()
+                await self._run_link(connection, peer, pings=True)
             except WireError as error:
                 if self._errors.get(peer.name) != str(error):
                     log.warning("%s", error)
                 self._errors[peer.name] = str(error)
                 continue
-            since = clock()
-            await self._run_link(connection, peer, pings=True)
+            except Exception as error:  # a bug costs this connection, not every later one
+                log.exception("the connection to %s failed", peer.name)
+                self._errors[peer.name] = f"{type(error).__name__}: {error}"
+                continue
             if clock() - since > SHORT_LIFE_S:
                 failures = 0
 

@@ -157,14 +157,30 @@ def ask(lab: Lab, prompt: list[int], tokens: int) -> dict[str, Any]:
 
 
 @pytest.mark.root
-def test_main_decode_stays_when_a_link_becomes_long_and_its_connections_are_made_anew(lab: Lab) -> None:
+def test_main_decode_stays_when_a_link_becomes_long(lab: Lab) -> None:
     set_link(delay="3s")
-    time.sleep(8)
+    changed = time.monotonic()
+    answer = ask(lab, list(range(1, 200)), 100)
+    record = record_of(lab, answer["id"])
+    assert record["pdd_recovery"] == record["pdd_unsettled"] == []
+    assert record["pdd_kv_xfer_ms"] > 3000, "main decode has the KV"
+    time.sleep(max(0, changed + 22 - time.monotonic()))  # by then it was lost, with the deadlines of the file's link
     assert losses(lab) == []
-    answer = ask(lab, list(range(1, 200)), 700)
-    assert answer["pdd"]["instances"][-1] == "md0", "handed over across 6 s of round trip"
     set_link(delay="20ms")
+    assert ask(lab, list(range(50, 250)), 300)["pdd"]["instances"][-1] == "md0"
     assert losses(lab) == []
+
+
+def record_of(lab: Lab, request: str) -> dict[str, Any]:
+    """The line that a request leaves when every worker has let go of it."""
+    file, end = Path(f"/run/pddbed/{lab.name}/records/requests.jsonl"), time.monotonic() + 90
+    while time.monotonic() < end:
+        for line in file.read_text().splitlines() if file.exists() else []:
+            record: dict[str, Any] = json.loads(line)
+            if record["request_id"] == request:
+                return record
+        time.sleep(0.2)
+    raise AssertionError(f"{request} is not settled")
 
 
 @pytest.mark.root
@@ -173,12 +189,7 @@ def test_nothing_is_lost_while_kv_fills_a_link_that_became_slow(lab: Lab) -> Non
     before = losses(lab)
     answer = ask(lab, [(7 * index) % 251 for index in range(700)], 40)  # 1.4 MB: 23 s
     assert answer["choices"][0]["finish_reason"] == "length"
-    end = time.monotonic() + 60
-    records = Path(f"/run/pddbed/{lab.name}/records/requests.jsonl")
-    while answer["id"] not in records.read_text():
-        assert time.monotonic() < end, "the KV has not crossed"
-        time.sleep(0.5)
-    (record,) = [row for row in map(json.loads, records.read_text().splitlines()) if row["request_id"] == answer["id"]]
+    record = record_of(lab, answer["id"])
     assert record["pdd_kv_xfer_ms"] > 18_000
     assert record["pdd_recovery"] == []
     assert losses(lab) == before
