@@ -81,6 +81,11 @@ class LineFile:
         self._fd: int | None = None
         self._torn = False
 
+    def make(self) -> None:
+        """Have the file there before its first line, where that can be."""
+        with suppress(OSError):
+            self._open()
+
     def write(self, line: bytes) -> bool:
         """Append a line (without its end); False, and counted, where that failed."""
         try:

@@ -200,6 +200,7 @@ class RecordWriter:
         self._file: LineFile | None = None
         if directory is not None:
             self._file = LineFile(directory / "requests.jsonl", "requests", unwritten, most_bytes, self._last_line)
+            self._file.make()
         self._most_bytes = most_bytes
 
     def write(self, record: dict[str, Any]) -> None:

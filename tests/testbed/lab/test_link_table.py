@@ -185,7 +185,7 @@ def record_of(lab: Lab, request: str) -> dict[str, Any]:
 
 @pytest.mark.root
 def test_nothing_is_lost_while_kv_fills_a_link_that_became_slow(lab: Lab) -> None:
-    set_link(delay="20ms", rate="500kbit", queue="1MB")
+    set_link(delay="20ms", rate="500kbit", queue="2MiB")
     before = losses(lab)
     answer = ask(lab, [(7 * index) % 251 for index in range(700)], 40)  # 1.4 MB: 23 s
     assert answer["choices"][0]["finish_reason"] == "length"
