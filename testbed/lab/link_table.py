@@ -7,8 +7,9 @@ docs/environment.md has the form; `workers.wire.link_table` reads it.
 
 import mmap
 import os
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,55 +20,93 @@ from testbed.links.base import DIRECTIONS, Direction
 from testbed.topology.plan import DatacenterPlan, LabPlan
 
 MAGIC = b"pddlink1"
+REFRESH_S = 0.25
 ROW_WORDS = 8  # of 64 bits each, in the machine's byte order; the first row is the head
 MOST = 2**62
+PAUSE_NS = 50_000_000  # between two changes of a link that are written at once
+MEAN_NS = NS_PER_S  # over which a rate counts
+HOLDS_BPS = 10_000  # a slower link holds packets, as a replay says it: an outage, which moves no deadline
 PARTS = 16  # of a round trip: changes within one are held as one
 SHORT_QUEUE_BYTES = 64 * 1500  # the least buffer of a link
 
 Asked = Mapping[Direction, Impairment]
 Pair = tuple[str, str]
-Wait = tuple[int, int]
-"""Round trip and queue of a link, both directions together, in ns."""
 
 
-def wait_of(asked: Asked) -> Wait:
-    """What a link's values make of a message and its answer. Jitter counts as queue: it comes on top of the delay."""
-    rtt_ns = sum(asked[way].delay_ns for way in DIRECTIONS)
-    return rtt_ns, sum(_queue_ns(asked[way], asked[way]) for way in DIRECTIONS)
+class _LinkNow:
+    """One link: what it is asked, at which rates it drains its buffers, and what it was before, as long as something
+    of that time may be on its way.
+    """
 
-
-def _queue_ns(filled: Impairment, drained: Impairment) -> int:
-    """How long what the one's buffer holds takes to leave at the other's rate, the one's jitter included."""
-    jitter_ns = filled.longest_delay_ns() - filled.delay_ns
-    if filled.rate_bps is None:
-        return jitter_ns
-    return drained.serialization_ns(max(filled.queue_bytes or 0, SHORT_QUEUE_BYTES)) + jitter_ns
-
-
-class _Before:
-    """What a link was, as long as something of that time may be on its way."""
-
-    def __init__(self) -> None:
+    def __init__(self, asked: Asked) -> None:
+        self.asked = dict(asked)
+        self._rates: dict[Direction, list[tuple[int, int | None]]] = {
+            way: [(0, asked[way].rate_bps)] for way in DIRECTIONS
+        }
+        self._last_bps: dict[Direction, int | None] = {way: asked[way].rate_bps for way in DIRECTIONS}
         self._held: list[_Held] = []
+        self.changed_ns = 0
 
-    def hold(self, now_ns: int, was: Asked, becomes: Asked) -> None:
-        rtt_ns, queue_ns = wait_of(was)
-        # what waits in the buffer leaves at the new rate, and what has left it arrives as it would have
-        queue_ns = max(queue_ns, sum(_queue_ns(was[way], becomes[way]) for way in DIRECTIONS))
-        until_ns = now_ns + rtt_ns + queue_ns
+    def change(self, now_ns: int, asked: Asked) -> None:
+        """It is asked something else from now on."""
+        self._hold(now_ns, asked)
+        self.asked, self.changed_ns = dict(asked), now_ns
+        for way in DIRECTIONS:
+            self._rates[way].append((now_ns, asked[way].rate_bps))
+
+    def rate_bps(self, way: Direction, now_ns: int) -> int | None:
+        """The mean over the last second: a replay changes it fifty times in one, and holds packets now and then."""
+        rates, begin_ns = self._rates[way], now_ns - MEAN_NS
+        if len(rates) == 1 and self._last_bps[way] == rates[0][1]:
+            return rates[0][1]
+        while len(rates) > 1 and rates[1][0] <= begin_ns:
+            del rates[0]
+        if rates[-1][1] is None:
+            return None
+        ends = [at for at, _ in rates[1:]] + [now_ns]
+        parts = [(end - max(at, begin_ns), rate) for (at, rate), end in zip(rates, ends, strict=True)]
+        counted = [(span, rate) for span, rate in parts if rate is not None and rate > HOLDS_BPS and span > 0]
+        if counted:
+            total = sum(span for span, _ in counted)
+            self._last_bps[way] = sum(span * rate for span, rate in counted) // total
+        elif self._last_bps[way] is None:
+            return rates[-1][1]
+        return self._last_bps[way]
+
+    def path(self, now_ns: int) -> tuple[int, int, int, int, int]:
+        """Round trip and queue in ns, and of before the last changes these and until when they count."""
+        held = [one for one in self._held if one.until_ns > now_ns]
+        rtt_ns = _rtt_ns(self.asked)
+        queue_ns = self._queue_ns(_sizes(self.asked), _jitter_ns(self.asked), now_ns)
+        if not held:
+            return rtt_ns, queue_ns, rtt_ns, queue_ns, 0
+        sizes = [max(column) for column in zip(_sizes(self.asked), *(one.sizes for one in held), strict=True)]
+        jitter_ns = max(_jitter_ns(self.asked), *(one.jitter_ns for one in held))
+        before = max(rtt_ns, *(one.rtt_ns for one in held)), self._queue_ns(sizes, jitter_ns, now_ns)
+        return rtt_ns, queue_ns, *before, max(one.until_ns for one in held)
+
+    def _queue_ns(self, sizes: Sequence[int], jitter_ns: int, now_ns: int) -> int:
+        drained = 0
+        for way, size in zip(DIRECTIONS, sizes, strict=True):
+            rate_bps = self.rate_bps(way, now_ns)
+            drained += 0 if rate_bps is None else size * 8 * NS_PER_S // rate_bps
+        return drained + jitter_ns
+
+    def _hold(self, now_ns: int, becomes: Asked) -> None:
+        rtt_ns, jitter_ns, sizes = _rtt_ns(self.asked), _jitter_ns(self.asked), _sizes(self.asked)
+        drained_ns = 0
+        for way, size in zip(DIRECTIONS, sizes, strict=True):  # what waits in the buffer leaves at the new rate
+            rates = [self.rate_bps(way, now_ns), becomes[way].rate_bps]
+            slowest = min((rate for rate in rates if rate is not None and rate > HOLDS_BPS), default=None)
+            drained_ns += 0 if slowest is None else size * 8 * NS_PER_S // slowest
+        until_ns = now_ns + rtt_ns + jitter_ns + drained_ns
         self._held = [held for held in self._held if held.until_ns > now_ns]
         last = self._held[-1] if self._held else None
-        if last is None or not last.first_ns <= until_ns <= last.first_ns + (rtt_ns + queue_ns) // PARTS:
-            self._held.append(last := _Held(until_ns, until_ns, 0, 0))
+        if last is None or not last.first_ns <= until_ns <= last.first_ns + (until_ns - now_ns) // PARTS:
+            self._held.append(last := _Held(until_ns, until_ns, 0, 0, sizes))
         last.until_ns = max(last.until_ns, until_ns)
-        last.rtt_ns, last.queue_ns = max(last.rtt_ns, rtt_ns), max(last.queue_ns, queue_ns)
-
-    def longest(self, now_ns: int) -> tuple[int, int, int]:
-        """Round trip, queue, and until when they count."""
-        held = [held for held in self._held if held.until_ns > now_ns]
-        if not held:
-            return 0, 0, 0
-        return max(one.rtt_ns for one in held), max(one.queue_ns for one in held), max(one.until_ns for one in held)
+        last.rtt_ns, last.jitter_ns = max(last.rtt_ns, rtt_ns), max(last.jitter_ns, jitter_ns)
+        last.sizes = [max(pair) for pair in zip(last.sizes, sizes, strict=True)]
 
 
 @dataclass
@@ -77,7 +116,22 @@ class _Held:
     first_ns: int
     until_ns: int
     rtt_ns: int
-    queue_ns: int
+    jitter_ns: int
+    sizes: list[int]
+
+
+def _rtt_ns(asked: Asked) -> int:
+    return sum(asked[way].delay_ns for way in DIRECTIONS)
+
+
+def _jitter_ns(asked: Asked) -> int:
+    """What jitter may add to both delays: a queue, as far as a wait is concerned."""
+    return sum(asked[way].longest_delay_ns() - asked[way].delay_ns for way in DIRECTIONS)
+
+
+def _sizes(asked: Asked) -> list[int]:
+    """Each direction's buffer in bytes."""
+    return [max(asked[way].queue_bytes or 0, SHORT_QUEUE_BYTES) for way in DIRECTIONS]
 
 
 def fabric_of(datacenter: DatacenterPlan) -> tuple[int, int | None, int]:
@@ -109,10 +163,7 @@ class _Paths:
     """What the links are, and so the paths over them."""
 
     def __init__(self, plan: LabPlan) -> None:
-        self.asked: dict[str, Asked] = {
-            wan.name: {"forward": wan.forward, "backward": wan.backward} for wan in plan.wans
-        }
-        self.before = {wan.name: _Before() for wan in plan.wans}
+        self.links = {wan.name: _LinkNow({"forward": wan.forward, "backward": wan.backward}) for wan in plan.wans}
         self._wans = {wan.name: wan for wan in plan.wans}
         self._fabrics = {datacenter.name: fabric_of(datacenter) for datacenter in plan.datacenters}
         self._routes = {(route.datacenter, route.destination): route for route in plan.routes}
@@ -128,24 +179,24 @@ class _Paths:
         queue_ns = queue_before = sum(queue for _, _, queue in fabrics)
         until_ns, at = 0, here
         for name in self._routes[pair].links:
-            wan, asked = self._wans[name], self.asked[name]
-            way: Direction = "forward" if at == wan.a else "backward"
+            wan, link = self._wans[name], self.links[name]
+            rate_bps = link.rate_bps("forward" if at == wan.a else "backward", now_ns)
             at = wan.b if at == wan.a else wan.a
-            rate_bps = asked[way].rate_bps
             rates += [] if rate_bps is None else [rate_bps]
-            rtt, queue = wait_of(asked)
-            longest_rtt, longest_queue, until = self.before[name].longest(now_ns)
+            rtt, queue, longest_rtt, longest_queue, until = link.path(now_ns)
             rtt_ns, queue_ns, until_ns = rtt_ns + rtt, queue_ns + queue, max(until_ns, until)
-            rtt_before, queue_before = rtt_before + max(rtt, longest_rtt), queue_before + max(queue, longest_queue)
+            rtt_before, queue_before = rtt_before + longest_rtt, queue_before + longest_queue
         return rtt_ns, min(rates, default=None), queue_ns, rtt_before, queue_before, until_ns
 
 
 class LinkTable:
-    """The writer, for a lab's supervisor. Calls come one at a time. Raises OSError when there is no room for it."""
+    """The writer, for a lab's supervisor, called from any thread. Raises OSError when there is no room for the file."""
 
     def __init__(self, path: Path, plan: LabPlan) -> None:
+        self._lock = threading.Lock()
         self._paths = _Paths(plan)
         self._rows = rows_of(plan)
+        self._written_ns: dict[str, int] = {}
         self._crossing = {
             wan.name: [(route.datacenter, route.destination) for route in plan.routes if wan.name in route.links]
             for wan in plan.wans
@@ -164,8 +215,21 @@ class LinkTable:
 
     def change(self, link: str, asked: Asked) -> None:
         """A link is asked something else from now on."""
-        self._paths.before[link].hold(time.monotonic_ns(), self._paths.asked[link], asked)
-        self._paths.asked[link] = dict(asked)
+        with self._lock:
+            now_ns = time.monotonic_ns()
+            self._paths.links[link].change(now_ns, asked)
+            if now_ns >= self._written_ns.get(link, now_ns - PAUSE_NS) + PAUSE_NS:  # else `refresh` does
+                self._written_ns[link] = now_ns
+                self._write_paths_over(link)
+
+    def refresh(self) -> None:
+        """Write down what time alone changes after a change: to be called every `REFRESH_S` or so."""
+        with self._lock:
+            for name, link in self._paths.links.items():
+                if time.monotonic_ns() <= link.changed_ns + 2 * MEAN_NS:
+                    self._write_paths_over(name)
+
+    def _write_paths_over(self, link: str) -> None:
         for pair in self._crossing[link]:
             self._write(pair)
 

@@ -9,6 +9,7 @@ import os
 import resource
 import signal
 import socket
+import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,7 @@ from testbed.congestion.player import PlayError
 from testbed.lab import network as lab_network
 from testbed.lab import operations, reachability
 from testbed.lab.control import ControlServer
-from testbed.lab.link_table import LinkTable
+from testbed.lab.link_table import REFRESH_S, LinkTable
 from testbed.lab.log_limit import VARIABLE, cut_logs, limit_bytes
 from testbed.lab.processes import HostProcesses, StartError
 from testbed.lab.publish import publish
@@ -125,6 +126,7 @@ class Supervisor:
         table = LinkTable(self._record.links_file, plan)
         control = WanControl(plan, network.links, lambda rates: network.cap_super_packets(plan, rates), table.change)
         control.tell_rates()
+        threading.Thread(target=_keep_fresh, args=(table, troubles), name="links now", daemon=True).start()
         verification = Verification(plan, network, control, self._record.results, troubles)
         measured = self._prove(network, control, verification)
         if self._settings.with_workers:
@@ -202,6 +204,12 @@ class Supervisor:
         line = json.dumps(event).encode() + b"\n"
         with suppress(OSError):  # the starting command is gone; the guardian ends this lab
             os.write(self._settings.started_fd, line)
+
+
+def _keep_fresh(table: LinkTable, troubles: Troubles) -> None:
+    while True:
+        time.sleep(REFRESH_S)
+        troubles.guard("telling workers of the links", table.refresh)
 
 
 def _paths(plan: LabPlan, network: lab_network.Network) -> list[reachability.Path]:
