@@ -48,7 +48,12 @@ class Checkpoint:
                 f"{self._directory}: weight {name} is missing; the checkpoint is incomplete, fetch it again"
             )
         self._read.add(name)
-        return _to_float32(self._open[self._files[name]].get_tensor(name), f"{self._directory}: weight {name}")
+        try:
+            tensor = self._open[self._files[name]].get_tensor(name)
+        except (SafetensorError, AttributeError, RuntimeError) as error:  # also of types that only newer ones know
+            file = self._directory / self._files[name]
+            raise ModelError(f"{file}: weight {name} cannot be read ({error}); take the model in bfloat16") from error
+        return _to_float32(tensor, f"{self._directory}: weight {name}")
 
     def __contains__(self, name: str) -> bool:
         return name in self._files
