@@ -11,7 +11,6 @@ Files are replaced whole, so that an interrupted run never leaves half of one.
 import json
 import os
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,9 +28,7 @@ def write_whole(path: Path, text: str) -> None:
         partial.write_text(text)
         partial.replace(path)
     except OSError as error:
-        with suppress(OSError):
-            partial.unlink()
-        raise ExperimentError(f"cannot write {path}: {error.strerror}; make room there, and run it again") from None
+        raise ExperimentError(f"cannot write {path}: {error.strerror}") from None
 
 
 def write_json(path: Path, value: Any) -> None:

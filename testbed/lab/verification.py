@@ -18,7 +18,6 @@ from testbed.lab.drops import receive_buffer_errors
 from testbed.lab.faithfulness import Faithfulness
 from testbed.lab.network import Network
 from testbed.lab.targets import Targets
-from testbed.lab.troubles import Troubles
 from testbed.lab.wan import WanControl
 from testbed.links.userspace import UserspaceLink
 from testbed.topology.plan import LabPlan
@@ -32,7 +31,7 @@ class VerificationError(Exception):
 class Verification:
     """Measures the links of one lab."""
 
-    def __init__(self, plan: LabPlan, network: Network, wan: WanControl, records: Path, troubles: Troubles) -> None:
+    def __init__(self, plan: LabPlan, network: Network, wan: WanControl, records: Path) -> None:
         self._plan = plan
         self._network = network
         self._wan = wan
@@ -40,7 +39,7 @@ class Verification:
         self._path_floor: dict[str, float | None] = {}
         self.last: dict[str, Any] | None = None
         self._targets = Targets(plan, network, wan)
-        self.faithfulness = Faithfulness(network, records, troubles)
+        self.faithfulness = Faithfulness(network, records)
         self._measuring = threading.Lock()
 
     def measure_floor(self) -> None:

@@ -60,18 +60,15 @@ class WholeChoice:
 
     index: int
     text: str
-    tokens: list[MergedToken]
+    ids: list[int]
+    instances: list[str]
     prompt: list[int]
     finish_reason: str
     logprobs: dict[str, Any] | None
     record: dict[str, Any] | None
 
     def pdd(self) -> dict[str, Any]:
-        return {
-            "token_ids": [token.token_id for token in self.tokens],
-            "instances": [token.instance for token in self.tokens],
-            "record": self.record,
-        }
+        return {"token_ids": self.ids, "instances": self.instances, "record": self.record}
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +136,7 @@ class Answer:
         }
         if self._wanted.token_ids:
             for number, choice in enumerate(choices):
-                body["choices"][number]["token_ids"] = [token.token_id for token in choice.tokens]
+                body["choices"][number]["token_ids"] = choice.ids
                 self._with_prompt(body, number, choice.prompt)
         return body
 

@@ -28,7 +28,7 @@ def build_app(dispatcher: Dispatcher, admission: Admission, limits: ApiLimits) -
     app = FastAPI(title="pddbed gateway", docs_url=None, redoc_url=None, openapi_url=None)
     loaded = dispatcher.loaded
     model_id = loaded.config.name  # a path would mean something on one machine only
-    generation = Generation(dispatcher, admission, model_id)
+    generation = Generation(dispatcher, admission, model_id, limits)
     metrics_of = Metrics(dispatcher, admission)
     bodies = Bodies(limits)
     started = int(time.time())

@@ -1,6 +1,7 @@
 """Reading request bodies: each of bounded size and time, and all of them together of bounded memory."""
 
 import asyncio
+import ctypes
 import time
 from typing import TypeVar
 
@@ -13,10 +14,21 @@ from workers.gateway.limits import ApiLimits, S
 from workers.gateway.parsing import parse_body
 from workers.gateway.requests import GenerationRequest
 
+M_MMAP_THRESHOLD = -3  # malloc.h
+
 R = TypeVar("R", bound=GenerationRequest)
 
 SMALL_BYTES = 64 << 10  # a body up to here needs no room of the common one: connections are limited, too
 YOUNG_S = 2.0  # a body that has been sent for less is not given up in favour of another one
+
+
+def give_memory_back() -> None:
+    """Let large blocks be the kernel's again once they are freed. Of this process, and for good.
+
+    Left alone, the C library learns from the first large body that such blocks are common, and keeps those that follow.
+    """
+    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):  # not with every C library
+        mallopt(M_MMAP_THRESHOLD, 1 << 20)
 
 
 class _Body:

@@ -11,13 +11,15 @@ import msgspec
 from fastapi import Request, Response
 
 from workers.gateway.admission import Admission, Overloaded
-from workers.gateway.answers import Answer, ChatAnswer, CompletionAnswer, Counts, Piece, Wanted, WholeChoice
+from workers.gateway.answers import Answer, ChatAnswer, CompletionAnswer, Counts, Piece, Wanted
 from workers.gateway.attempts import LiveRequest
 from workers.gateway.choices import Choice, side_by_side
 from workers.gateway.conversations import Conversations
 from workers.gateway.disconnect import EventStream, unless_gone
 from workers.gateway.dispatcher import Dispatcher
 from workers.gateway.errors import ApiError, broken, refused
+from workers.gateway.gathering import Gathering
+from workers.gateway.limits import ApiLimits
 from workers.gateway.logprobs import ChatLogprobs, CompletionLogprobs, Logprobs, NoLogprobs
 from workers.gateway.prompts import Prompts
 from workers.gateway.requests import MAX_CHOICES, ChatRequest, CompletionRequest, GenerationRequest
@@ -32,12 +34,13 @@ DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 class Generation:
     """Answers requests of both endpoints through one dispatcher."""
 
-    def __init__(self, dispatcher: Dispatcher, admission: Admission, model_id: str) -> None:
+    def __init__(self, dispatcher: Dispatcher, admission: Admission, model_id: str, limits: ApiLimits) -> None:
         self._dispatcher = dispatcher
         self._admission = admission
         self._loaded = dispatcher.loaded
         self._conversations = Conversations(dispatcher.loaded.tokenizer)
         self._prompts = Prompts(dispatcher.loaded, model_id)
+        self._gathering = Gathering(limits)
         self.model_id = model_id
 
     async def completion(self, request: Request, asked: CompletionRequest) -> Response:
@@ -163,11 +166,11 @@ class Generation:
                 first = await unless_gone(request, _first(pieces))
                 counts = counts_now if asked.include_usage else None
                 return EventStream(_events(first, pieces, answer(), counts), close)
-            gathered = await unless_gone(request, _all(pieces))
+            gathered = await unless_gone(request, self._gathering.gather(pieces, len(choices)))
         except BaseException:
             await close()
             raise
-        body = answer().whole([_whole(choice, gathered) for choice in choices], counts_now())
+        body = answer().whole(gathered, counts_now())
         return Response(msgspec.json.encode(body), media_type="application/json")
 
 
@@ -202,19 +205,6 @@ def _counts(choices: Sequence[Choice], each: int) -> Counts:
     )
 
 
-def _whole(choice: Choice, gathered: Sequence[Piece]) -> WholeChoice:
-    pieces = [piece for piece in gathered if piece.index == choice.index]
-    return WholeChoice(
-        choice.index,
-        "".join(piece.text for piece in pieces),
-        [token for piece in pieces for token in piece.tokens],
-        choice.prompt,
-        pieces[-1].finish_reason or "stop",
-        choice.logprobs.whole([piece.logprobs for piece in pieces]),
-        pieces[-1].record,
-    )
-
-
 async def _events(
     first: Piece, rest: AsyncGenerator[Piece, None], answer: Answer, counts: Callable[[], Counts] | None
 ) -> AsyncGenerator[bytes, None]:
@@ -238,10 +228,6 @@ async def _events(
 async def _first(pieces: AsyncIterator[Piece]) -> Piece:
     """`anext` as a coroutine."""
     return await anext(pieces)
-
-
-async def _all(pieces: AsyncIterator[Piece]) -> list[Piece]:
-    return [piece async for piece in pieces]
 
 
 def _event(body: object) -> bytes:

@@ -19,18 +19,11 @@ class Logprobs(Protocol):
         """Of tokens that follow those of the last call."""
         ...
 
-    def whole(self, pieces: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
-        """Of a whole answer from those of its pieces."""
-        ...
-
 
 class NoLogprobs:
     """Nobody asked."""
 
     def piece(self, tokens: Sequence[MergedToken]) -> None:
-        return None
-
-    def whole(self, pieces: Sequence[dict[str, Any] | None]) -> None:
         return None
 
 
@@ -59,10 +52,6 @@ class CompletionLogprobs:
             result["top_logprobs"].append(likeliest | {self._name(token.token_id): chosen})
             self._offset += len(self._text.push(token.token_id))
         return result
-
-    def whole(self, pieces: Sequence[dict[str, Any] | None]) -> dict[str, Any]:
-        keys = ("text_offset", "token_logprobs", "tokens", "top_logprobs")
-        return {key: [entry for piece in pieces if piece for entry in piece[key]] for key in keys}
 
     def _name(self, token_id: int) -> str:
         """The token as text; `bytes:\\xe2` when its bytes are no text, and its id when it stands for none."""
@@ -93,9 +82,6 @@ class ChatLogprobs:
             for token in tokens
         ]
         return {"content": content, "refusal": None}
-
-    def whole(self, pieces: Sequence[dict[str, Any] | None]) -> dict[str, Any]:
-        return {"content": [entry for piece in pieces if piece for entry in piece["content"]], "refusal": None}
 
     def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
         data = self._tokenizer.token_bytes(token_id)

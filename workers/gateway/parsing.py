@@ -4,13 +4,13 @@ import codecs
 from typing import Any, TypeVar
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from workers.gateway.decoding import NULL, decode, size
 from workers.gateway.errors import ApiError
 from workers.gateway.requests import ChatRequest, CompletionRequest, GenerationRequest
 
-MAX_BODY_BYTES = 16 << 20
+MAX_OBJECTS = 20_000  # messages and parts of messages, each of which takes 200 bytes and more
 
 # Known fields that are accepted at the values which change nothing (and at null). Any other value is refused by name,
 # because an ignored parameter is an answer to another question.
@@ -95,6 +95,8 @@ R = TypeVar("R", bound="GenerationRequest")
 def parse_body(kind: type[R], body: bytes | bytearray) -> R:
     """A request of `kind` from a body. Raises ApiError (400) with the offending field's path in `param`."""
     _check_utf8(body)
+    if kind is ChatRequest and body.count(b"{") > MAX_OBJECTS:
+        _check_objects(decode(body, _Messages).messages)
     request = decode(body, kind)
     neutral = NEUTRAL | NEUTRAL_OF[kind]
     for name in neutral.keys() & set(kind.__struct_fields__):
@@ -107,6 +109,20 @@ def parse_body(kind: type[R], body: bytes | bytearray) -> R:
     for name in (neutral.keys() | IGNORED) & set(kind.__struct_fields__):
         setattr(request, name, NULL)  # a slice of the body would keep all of it
     return request
+
+
+class _Messages(Struct):
+    messages: Raw = NULL
+
+
+def _check_objects(messages: Raw) -> None:
+    """Before megabytes of `{}` become objects. Text may be full of braces: only those outside of it count."""
+    data = bytes(messages).replace(b"\\\\", b"").replace(b'\\"', b"")
+    strings = data.count(b'"') // 2
+    # without escaped ones, every second part between quotes is outside; as many texts as this belong to more objects
+    found = b"".join(data.split(b'"')[::2]).count(b"{") if strings <= 20 * MAX_OBJECTS else strings // 20
+    if found > MAX_OBJECTS:
+        raise ApiError(400, f"messages has more than {MAX_OBJECTS} messages and parts; send fewer", param="messages")
 
 
 def _check_utf8(body: bytes | bytearray) -> None:

@@ -7,6 +7,7 @@ import socket
 from workers.environment import WorkerEnvironment
 from workers.gateway.admission import Admission, Limits
 from workers.gateway.app import build_app
+from workers.gateway.bodies import give_memory_back
 from workers.gateway.dispatcher import Dispatcher
 from workers.gateway.listener import Listener
 from workers.models import LoadedModel
@@ -41,6 +42,7 @@ class Gateway:
 
         One that was started anew does not wait for all of them: its clients wait already, and some may be dead.
         """
+        give_memory_back()
         await self.dispatcher.start()
         if self._wait_for_workers:
             await self._until_routable()
@@ -61,15 +63,13 @@ class Gateway:
         await self.dispatcher.close()
 
     async def _until_routable(self) -> None:
-        clock = asyncio.get_running_loop().time
-        began = clock()
+        rtt_s = max((peer.path.rtt_s for peer in self.dispatcher.peers.known.values()), default=0.0)
+        end = asyncio.get_running_loop().time() + CONNECT_S + CONNECT_ROUND_TRIPS * rtt_s
         while True:
             try:
                 self.dispatcher.route_now()
                 return
             except NoRoute:
-                paths = [peer.path for peer in self.dispatcher.peers.known.values()]
-                trip_s = max((path.rtt_s + path.queue_s for path in paths), default=0.0)
-                if clock() > began + CONNECT_S + CONNECT_ROUND_TRIPS * trip_s:
+                if asyncio.get_running_loop().time() > end:
                     raise
                 await asyncio.sleep(0.02)

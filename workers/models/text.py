@@ -66,8 +66,7 @@ class TextTokenizer:
         if token is None:
             return b""
         if not self._byte_fallback:
-            known = all(character in _ALPHABET for character in token)  # a reserved token may be any text
-            return bytes(_ALPHABET[character] for character in token) if known else token.encode()
+            return bytes(_ALPHABET[character] for character in token)
         byte = _BYTE_TOKEN.fullmatch(token)
         return bytes.fromhex(byte[1]) if byte else token.replace("▁", " ").encode()
 
