@@ -22,7 +22,8 @@ class Sampling:
     made.
 
     Temperature 0 is greedy. `seed` None counts as 0: whoever wants different answers gives different seeds.
-    `logprobs` asks for that many of the likeliest tokens beside each chosen one; None asks for none.
+    `logprobs` asks for that many of the likeliest tokens beside each chosen one; None asks for none. `top_k` 0 is all.
+    `barred` ids are not chosen at positions before `barred_until`.
     """
 
     max_tokens: int = 16
@@ -31,6 +32,10 @@ class Sampling:
     seed: int | None = None
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
+    top_k: int = 0
+    min_p: float = 0.0
+    barred: tuple[int, ...] = ()
+    barred_until: int = 0
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
@@ -40,6 +45,8 @@ class Sampling:
             raise ValueError(f"temperature is {self.temperature}; it must be 0 or more")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p is {self.top_p}; it must be above 0 and at most 1")
+        if self.top_k < 0 or not 0 <= self.min_p <= 1:
+            raise ValueError(f"top_k is {self.top_k} and min_p {self.min_p}; they must be 0 or more, and from 0 to 1")
         if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
             raise ValueError(f"logprobs is {self.logprobs}; it must be from 0 to {MAX_LOGPROBS}")
 
@@ -62,17 +69,28 @@ def choose(logits: Tensor, requests: List[tuple[Sampling, int]]) -> list[Choice]
     """
     logits = logits.float()
     normalisers = torch.logsumexp(logits, dim=-1).tolist()
-    best, greedy = logits.max(dim=-1)
+    permitted = _permitted(logits, requests)
+    best, greedy = permitted.max(dim=-1)
     tokens, peaks = greedy.tolist(), best.tolist()
     chosen = []
     for row, (sampling, position) in enumerate(requests):
         token, logit = tokens[row], peaks[row]
         if sampling.temperature > 0:
-            token = _draw(logits[row], sampling, uniform(sampling.seed or 0, position))
+            token = _draw(permitted[row], sampling, uniform(sampling.seed or 0, position))
             logit = float(logits[row, token])
         top = None if sampling.logprobs is None else _top(logits[row], sampling.logprobs, normalisers[row])
         chosen.append(Choice(token, logit - normalisers[row], top))
     return chosen
+
+
+def _permitted(logits: Tensor, requests: List[tuple[Sampling, int]]) -> Tensor:
+    """The logits without those of barred tokens; the very same where none is barred."""
+    barred = [row for row, (sampling, position) in enumerate(requests) if position < sampling.barred_until]
+    if barred:
+        logits = logits.clone()
+        for row in barred:
+            logits[row, [token for token in requests[row][0].barred if token < logits.shape[-1]]] = -torch.inf
+    return logits
 
 
 def _top(logits: Tensor, count: int, normaliser: float) -> tuple[tuple[int, float], ...]:
@@ -101,9 +119,16 @@ def _draw(logits: Tensor, sampling: Sampling, point: float) -> int:
     That order, unlike descending probability, does not flip when rounding swaps two near-equal candidates.
     """
     probabilities = torch.softmax(logits.double() / sampling.temperature, dim=-1)
+    whole = 1.0
+    if sampling.min_p > 0 or sampling.top_k > 0:
+        least = sampling.min_p * probabilities.max()
+        if 0 < sampling.top_k < len(probabilities):
+            least = torch.maximum(least, probabilities.topk(sampling.top_k).values[-1])
+        probabilities[probabilities < least] = 0.0
+        whole = float(probabilities.sum())
     if sampling.top_p < 1:
         descending, order = probabilities.sort(descending=True, stable=True)
-        beyond = descending.cumsum(0) - descending >= sampling.top_p
+        beyond = descending.cumsum(0) - descending >= sampling.top_p * whole
         probabilities[order[beyond]] = 0.0
     cumulative = probabilities.cumsum(0)
     index = torch.searchsorted(cumulative, point * cumulative[-1], right=True)

@@ -116,7 +116,9 @@ class Generation:
         with_stop, special = bool(asked.include_stop_str_in_output), asked.skip_special_tokens is False
         if each * len(prompts) > MAX_CHOICES:
             raise ApiError(400, f"{len(prompts)} prompts x n = {each}: at most {MAX_CHOICES} choices", param="n")
-        samplings = [_sampling(asked, self._prompts.answer_tokens(prompt, max_tokens)) for prompt in prompts]
+        samplings = [
+            self._sampling(asked, prompt, self._prompts.answer_tokens(prompt, max_tokens)) for prompt in prompts
+        ]
         try:
             tickets = self._admission.enter(each * len(prompts))
         except Overloaded as error:
@@ -127,7 +129,7 @@ class Generation:
                 prompts[index // each],
                 _of_choice(samplings[index // each], index % each),
                 ticket,
-                AnswerText(tokenizer, stops, with_stop=with_stop, special=special),
+                AnswerText(tokenizer, stops, with_stop=with_stop, special=special, at_least=asked.min_tokens or 0),
                 logprobs(),
                 echoes[index // each] if echoes else "",
                 hide_stop=not with_stop,
@@ -135,6 +137,28 @@ class Generation:
             )
             for index, ticket in enumerate(tickets)
         ]
+
+    def _sampling(self, asked: GenerationRequest, prompt: list[int], max_tokens: int) -> SamplingSpec:
+        temperature = 1.0 if asked.temperature is None else asked.temperature
+        seed = secrets.randbits(63) if asked.seed is None else asked.seed % (1 << 63)
+        at_least, stop_ids = asked.min_tokens or 0, asked.stop_ids
+        if at_least > max_tokens:
+            raise ApiError(
+                400, f"min_tokens is {at_least}, more than the {max_tokens} of max_tokens", param="min_tokens"
+            )
+        return SamplingSpec(
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_p=1.0 if asked.top_p is None else asked.top_p,
+            top_k=max(0, asked.top_k or 0),
+            min_p=asked.min_p or 0.0,
+            seed=seed if temperature > 0 else None,
+            ignore_eos=bool(asked.ignore_eos),
+            stop_token_ids=stop_ids,
+            barred=sorted({*self._loaded.tokenizer.eos_ids, *stop_ids}) if at_least else [],
+            barred_until=len(prompt) + at_least if at_least else 0,
+            logprobs=asked.top_logprobs_wanted,
+        )
 
     # -- the answer --------------------------------------------------------------------------------------------
 
@@ -172,20 +196,6 @@ class Generation:
             raise
         body = answer().whole(gathered, counts_now())
         return Response(msgspec.json.encode(body), media_type="application/json")
-
-
-def _sampling(asked: GenerationRequest, max_tokens: int) -> SamplingSpec:
-    temperature = 1.0 if asked.temperature is None else asked.temperature
-    seed = secrets.randbits(63) if asked.seed is None else asked.seed % (1 << 63)
-    return SamplingSpec(
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_p=1.0 if asked.top_p is None else asked.top_p,
-        seed=seed if temperature > 0 else None,
-        ignore_eos=bool(asked.ignore_eos),
-        stop_token_ids=asked.stop_ids,
-        logprobs=asked.top_logprobs_wanted,
-    )
 
 
 def _of_choice(sampling: SamplingSpec, number: int) -> SamplingSpec:

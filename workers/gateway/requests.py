@@ -37,6 +37,9 @@ class GenerationRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=1 << 31)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=1 << 31)] | None = None
     seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
     stop: Raw = NULL
     stop_token_ids: Raw = NULL
@@ -68,8 +71,6 @@ class GenerationRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     logit_bias: Raw = NULL
     logits_processors: Raw = NULL
     logprob_token_ids: Raw = NULL
-    min_p: Raw = NULL
-    min_tokens: Raw = NULL
     presence_penalty: Raw = NULL
     priority: Raw = NULL
     prompt_logprobs: Raw = NULL
@@ -82,7 +83,6 @@ class GenerationRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     structural_tag: Raw = NULL
     structured_outputs: Raw = NULL
     thinking_token_budget: Raw = NULL
-    top_k: Raw = NULL
     truncation_side: Raw = NULL
     use_beam_search: Raw = NULL
     vllm_xargs: Raw = NULL

@@ -10,26 +10,37 @@ class AnswerText:
 
     A stop string is looked for in the text that is shown and in the text with every special token written out, so that
     "<|im_end|>" stops an answer which does not show it. The one that is complete first ends the answer, however the
-    text was cut into tokens. With `with_stop` it belongs to the answer; with `special` special tokens are shown.
+    text was cut into tokens. With `with_stop` it belongs to the answer; with `special` special tokens are shown. In the
+    first `at_least` tokens none is looked for.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, stops: Sequence[str] = (), *, with_stop: bool = False, special: bool = False
+        self,
+        tokenizer: Tokenizer,
+        stops: Sequence[str] = (),
+        *,
+        with_stop: bool = False,
+        special: bool = False,
+        at_least: int = 0,
     ) -> None:
         self._detokenizer = tokenizer.detokenizer()
         self._special_text = tokenizer.special_text
         self._stops = stops
         self._with_stop = with_stop
         self._show_special = special
+        self._unstoppable = at_least
         self._held: list[tuple[str, bool]] = []
         """Characters that are not out yet, and whether they are shown."""
         self.stopped = False
 
     def push(self, token_id: int) -> str:
         """Text that is certain after this token; empty, too, once a stop string was found."""
-        if special := self._special_text(token_id):
-            return self._release(special, self._show_special)
-        return self._release(self._detokenizer.push(token_id), True)
+        special = self._special_text(token_id)
+        text, shown = (special, self._show_special) if special else (self._detokenizer.push(token_id), True)
+        if self._unstoppable > 0:
+            self._unstoppable -= 1
+            return text if shown else ""
+        return self._release(text, shown)
 
     def flush(self) -> str:
         """The rest, at the end of the answer."""

@@ -94,6 +94,10 @@ def engine_sampling(spec: SamplingSpec) -> Sampling:
         seed=spec.seed,
         ignore_eos=spec.ignore_eos,
         stop_token_ids=tuple(spec.stop_token_ids),
+        top_k=spec.top_k,
+        min_p=spec.min_p,
+        barred=tuple(spec.barred),
+        barred_until=spec.barred_until,
         logprobs=spec.logprobs,
     )
 

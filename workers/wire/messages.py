@@ -112,7 +112,8 @@ class CacheNotice(Message, tag="cache", frozen=True):
 class SamplingSpec(Struct, frozen=True, kw_only=True):
     """How tokens are chosen. A seed is always set when temperature > 0, so that a hand-over changes nothing.
 
-    `logprobs`: each token comes with its log probability and so many likelier ones; None: without.
+    `logprobs`: each token comes with its log probability and so many likelier ones; None: without. `barred` ids are not
+    chosen at positions before `barred_until`.
     """
 
     max_tokens: Count
@@ -121,6 +122,10 @@ class SamplingSpec(Struct, frozen=True, kw_only=True):
     seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] | None = None
     ignore_eos: bool = False
     stop_token_ids: list[TokenId] = []
+    top_k: Count = 0  # 0: all
+    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    barred: list[TokenId] = []
+    barred_until: Count = 0
     logprobs: Annotated[int, Meta(ge=0, le=64)] | None = None
 
 

@@ -186,7 +186,9 @@ BAD = [
     ("model-null-byte", b'{"prompt": "x", "model": "ti\\u0000ny"}', 404, "model"),
     ("penalty", b'{"prompt": "x", "presence_penalty": 0.5}', 400, "presence_penalty"),
     ("bias", b'{"prompt": "x", "logit_bias": {"5": 100}}', 400, "logit_bias"),
-    ("top-k", b'{"prompt": "x", "top_k": 40}', 400, "top_k"),
+    ("top-k", b'{"prompt": "x", "top_k": -2}', 400, "top_k"),
+    ("min-p", b'{"prompt": "x", "min_p": 1.5}', 400, "min_p"),
+    ("min-tokens", b'{"prompt": "x", "min_tokens": 17}', 400, "min_tokens"),
     ("unknown", b'{"prompt": "x", "beam_with": 4}', 400, "beam_with"),
     ("seed-text", b'{"prompt": "x", "seed": "1"}', 400, "seed"),
 ]

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -174,3 +175,38 @@ def test_of_a_prompt_the_last_tokens_are_taken_and_ids_stand_for_tokens_in_log_p
     assert (cut["usage"]["prompt_tokens"], cut["id"]) == (10, "cmpl-mine")
     named = lab.post("/v1/completions", {**body, "logprobs": 1, "return_tokens_as_token_ids": True}).json()
     assert named["choices"][0]["logprobs"]["tokens"] == [f"token_id:{token}" for token in named["pdd"]["token_ids"]]
+
+
+def test_min_tokens_bars_end_tokens_stop_tokens_and_stop_strings_also_across_the_hand_over(
+    tiny: LoadedModel, lab: Served
+) -> None:
+    free = generate(tiny, PROMPT, Sampling(40))
+    body = {"prompt": PROMPT, "temperature": 0, "max_tokens": 40, "stop_token_ids": [free[3]], "ignore_eos": True}
+    whole = lab.post("/v1/completions", {**body, "min_tokens": 25}).json()
+    expected = generate(
+        tiny, PROMPT, Sampling(40, ignore_eos=True, stop_token_ids=(free[3],), barred=(free[3], EOS), barred_until=65)
+    )
+    assert whole["pdd"]["token_ids"] == expected
+    assert len(expected) >= 25
+    assert not {free[3], EOS} & set(expected[:25])
+    assert set(whole["pdd"]["instances"]) == {"rld0", "md0"}
+    text = tiny.tokenizer.decode(free)
+    stopped = lab.post("/v1/completions", {**body, "stop_token_ids": [], "stop": text[5:7], "min_tokens": 30}).json()
+    assert stopped["usage"]["completion_tokens"] > 30
+
+
+@pytest.mark.parametrize("fields", [{"top_k": 3}, {"min_p": 0.3}, {"top_k": 5, "min_p": 0.05, "top_p": 0.9}], ids=str)
+def test_sampled_tokens_are_among_those_that_top_k_and_min_p_leave(
+    tiny: LoadedModel, lab: Served, fields: dict[str, Any]
+) -> None:
+    body = {"prompt": PROMPT, "temperature": 1.0, "seed": 3, "max_tokens": 30, "ignore_eos": True, "logprobs": 8}
+    whole = lab.post("/v1/completions", {**body, **fields}).json()
+    assert whole["pdd"]["token_ids"] == generate(tiny, PROMPT, Sampling(30, 1.0, seed=3, ignore_eos=True, **fields))
+    free = lab.post("/v1/completions", body).json()
+    assert whole["pdd"]["token_ids"] != free["pdd"]["token_ids"]
+    logprobs = whole["choices"][0]["logprobs"]
+    for chosen, likeliest in zip(logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True):
+        values = sorted(likeliest.values(), reverse=True)
+        if "top_k" in fields:
+            assert chosen >= values[fields["top_k"] - 1] - 1e-6
+        assert chosen >= values[0] + math.log(fields.get("min_p", 1e-9)) - 1e-4
