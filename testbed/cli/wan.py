@@ -61,7 +61,7 @@ def set_link(lab: str | None, as_json: bool, link: str, direction: str, **values
 @click.argument("link", required=False)
 @sentences
 def reset(lab: str | None, as_json: bool, link: str | None) -> None:
-    """Back to what the topology file says: LINK, or every link."""
+    """Back to what the topology file says, and what made it unfaithful forgotten: LINK, or every link."""
     links = _ask(lab, {"op": "wan-reset", "link": link})["links"]
     if as_json:
         print_json(links)
@@ -106,7 +106,7 @@ def print_links(links: list[dict[str, Any]]) -> None:
     from testbed.topology.describe import describe_direction
 
     table = Table(box=None, pad_edge=False)
-    for title in ("LINK", "FROM > TO", "DRIVER", "ASKED", "PACKETS", "DROPPED", "UNASKED", "LATE", "BUSY"):
+    for title in ("LINK", "FROM > TO", "DRIVER", "ASKED", "LATE", "BUSY", "PACKETS", "DROPPED", "UNASKED"):
         table.add_column(title, overflow="fold")
     for link in links:
         ends = link["between"]
@@ -118,8 +118,8 @@ def print_links(links: list[dict[str, Any]]) -> None:
                 f"{source} > {target}",
                 link["driver"],
                 describe_direction(Impairment.from_dict(asked)) + changed,
-                *(("[red]broken[/]", "", "") if counters is None else _counted(counters)),
                 *_punctual(link.get("punctuality"), direction),
+                *(("[red]broken[/]", "", "") if counters is None else _counted(counters)),
             )
     table_console().print(table)
     for link in links:

@@ -89,8 +89,8 @@ class Faithfulness:
             if told is not None and told["worst"]["worst_ns"] > LATEST_WHILE_MEASURING_NS:
                 worst = told["worst"]
                 yield (
-                    f"{where}: the relay stood still for {worst['worst_ns'] / 1e6:.0f} ms at {clock(worst['to'])} "
-                    f"while verify loaded it; {self._machine.evidence(worst['from'], worst['to'])}"
+                    f"{where}: packets waited for the relay for up to {worst['worst_ns'] / 1e6:.0f} ms at "
+                    f"{clock(worst['to'])} while verify loaded it; {self._machine.evidence(worst['from'], worst['to'])}"
                 )
         if health["busy_max"] > BUSIEST_RELAY:
             yield f'wan "{name}": the relay was {health["busy_max"]:.0%} busy (limit {BUSIEST_RELAY:.0%})'

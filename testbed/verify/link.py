@@ -20,6 +20,7 @@ PROBES, QUICK_PROBES, PROBE_INTERVAL_NS = 200, 20, 5_000_000
 # With jitter: as many of its values as there is time for. The quick form's time is shared by its directions.
 JITTER_VALUES, JITTER_PROBES, JITTER_SHORTEST_NS, JITTER_LONGEST_NS = 100, 1000, 5_000_000_000, 30_000_000_000
 QUICK_JITTER_NS = 800_000_000
+MOST_LATE = 0.05  # share of probes that a moment of this machine may have made late
 # Longer round trips take a minute to open TCP's window; the UDP train measures the rate of those.
 LONGEST_TCP_RTT_NS = 400_000_000
 
@@ -198,10 +199,12 @@ def _jitter_verdicts(
             note = "not measured: packets that go without it cannot be told from jitter"
             return [Verdict("delay", "ns", asked.delay_ns, None, None, None, note)]
         above = [delay for delay in above if delay > asked.delay_ns / 2] or above
+    above, late = _without_late(above, asked)
     honest = expected.with_jitter(asked, count, interval_ns)
     spare = judge.UNKNOWN_FLOOR_NS if floor is None else 0
     low, high = honest.mean_ns[0], honest.mean_ns[1] + spare
     sample = f"n = {len(above)} over {honest.values:.1f} values of the jitter"
+    sample += f", {late} later than any of them left out" if late else ""
     wide = "" if honest.enough else ", too few to judge"
     mean, deviation = measure.mean(above), measure.deviation(above)
     return [
@@ -210,3 +213,12 @@ def _jitter_verdicts(
             "jitter", asked.jitter.std_ns, deviation, honest.std_ns, honest.enough, f"deviation, {sample}{wide}"
         ),
     ]
+
+
+def _without_late(above: Sequence[float], asked: Impairment) -> tuple[list[float], int]:
+    """Without the few that no value of the jitter explains: this machine's own moments (without jitter, the median
+    leaves out more). Where they are many, they stay."""
+    latest = asked.longest_delay_ns() + judge.DELAY_TOLERANCE_NS
+    kept = [delay for delay in above if delay <= latest]
+    late = len(above) - len(kept)
+    return (kept, late) if late <= MOST_LATE * len(above) else (list(above), 0)

@@ -138,10 +138,27 @@ def spacing_rate_bps(arrivals: Sequence[Arrival], ip_bytes: int) -> float | None
     The first half fills the buffer's head and is left out, so that the sender's own pace does not show.
     """
     half = sorted(arrivals, key=lambda arrival: arrival.sequence)[len(arrivals) // 2 :]
-    if len(half) < 2:
+    spacing = spacing_ns([(arrival.sequence, arrival.received_ns) for arrival in half])
+    return None if spacing is None else ip_bytes * 8e9 / spacing
+
+
+def spacing_ns(points: Sequence[tuple[int, int]]) -> float | None:
+    """Time from one packet to the next, of (number, time) with rising numbers; None where they cannot tell.
+
+    A busy machine makes packets late and none early, so the line goes through the least late packet of either half.
+    """
+    if len(points) < 2:
         return None
-    span_ns = half[-1].received_ns - half[0].received_ns
-    return None if span_ns <= 0 else (half[-1].sequence - half[0].sequence) * ip_bytes * 8e9 / span_ns
+    middle = len(points) // 2
+    first, last = points[0], points[-1]
+    for _ in range(10):
+        spacing = (last[1] - first[1]) / (last[0] - first[0])
+        before = min(points[:middle], key=lambda point: point[1] - point[0] * spacing)
+        after = min(points[middle:], key=lambda point: point[1] - point[0] * spacing)
+        if (before, after) == (first, last):
+            break
+        first, last = before, after
+    return spacing if spacing > 0 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,10 +190,12 @@ def overload(ends: Ends, asked: Impairment, mtu: int) -> Overload | None:
     if len(arrivals) < 2:
         return None
     waits = [arrival.delay_ns for arrival in arrivals]
-    depth = int((max(waits) - min(waits)) * asked.rate_bps / 8e9)
-    half = _second_half(arrivals)
-    span_ns = half[-1].received_ns - half[0].received_ns
-    return Overload(arrival_rate_bps(arrivals, mtu), depth, span_ns)
+    # The last to arrive found the buffer full, as far as bursts let them; one that a busy machine made late is not it.
+    full = quantile(waits[-max(2, len(waits) // 10) :], 0.75)
+    depth = int((full - min(waits)) * asked.rate_bps / 8e9)
+    half = sorted(arrival.received_ns for arrival in arrivals)[len(arrivals) // 2 :]
+    spacing = spacing_ns(list(enumerate(half)))
+    return Overload(None if spacing is None else mtu * 8e9 / spacing, depth, half[-1] - half[0])
 
 
 def _offer_too_much(ends: Ends, asked: Impairment, mtu: int) -> tuple[list[Arrival], float]:
@@ -200,17 +219,6 @@ def _offer_too_much(ends: Ends, asked: Impairment, mtu: int) -> tuple[list[Arriv
         arrivals += path.collect(patience_s(asked) + 0.2)
     slower_ns = max(half - start, end - half, 1)
     return arrivals, (bursts // 2) * burst * mtu * 8e9 / slower_ns
-
-
-def arrival_rate_bps(arrivals: Sequence[Arrival], ip_bytes: int) -> float | None:
-    """Bits per second of the second half of what arrived, lost packets in between not counted."""
-    half = _second_half(arrivals)
-    span_ns = half[-1].received_ns - half[0].received_ns if half else 0
-    return None if span_ns <= 0 else (len(half) - 1) * ip_bytes * 8e9 / span_ns
-
-
-def _second_half(arrivals: Sequence[Arrival]) -> list[Arrival]:
-    return sorted(arrivals, key=lambda arrival: arrival.received_ns)[len(arrivals) // 2 :]
 
 
 def tcp_goodput_bps(ends: Ends, warm_s: float, measure_s: float) -> float | None:

@@ -43,9 +43,12 @@ class Path:
 
 
 def floors(paths: Sequence[Path]) -> dict[str, float | None]:
-    """Median one-way delay of each bare path."""
+    """One-way delay of each bare path: of the quarter that was the least late."""
     probed = measure.probe_together([path.ends for path in paths], [], ROUNDS, INTERVAL_NS // 2)
-    return {path.name: probes.median_ns for path, probes in zip(paths, probed, strict=True)}
+    return {
+        path.name: measure.quantile(probes.delays_ns, 0.25) if probes.first else None
+        for path, probes in zip(paths, probed, strict=True)
+    }
 
 
 def verify_paths(paths: Sequence[Path], quick: bool) -> list[dict[str, Any]]:
@@ -72,7 +75,8 @@ def _delay(path: Path, probes: measure.Probes) -> Verdict:
         if any(one.loss for one in path.asked):
             return Verdict("delay", "ns", asked_ns, None, None, None, "not measured: every probe was lost")
         return Verdict("delay", "ns", asked_ns, float("inf"), 0, 0, f"none of {probes.sent} probes arrived")
-    measured_ns = probes.median_ns - serialization
+    # Few probes, and all hosts' at once: a busy machine makes many late, and none early.
+    measured_ns = measure.quantile(probes.delays_ns, 0.25) - serialization
     if any(one.jitter or one.reordering for one in path.asked):
         # Few probes meet one or two values of the jitter: only what no value gives is told.
         spread = sum(one.longest_delay_ns() - one.delay_ns for one in path.asked)

@@ -90,3 +90,13 @@ def test_the_spacing_of_a_train_gives_the_rate_however_its_head_was_sent() -> No
     assert spacing_rate_bps(bunched + spaced, 1500) == pytest.approx(100e6)
     assert spacing_rate_bps([], 1500) is None
     assert spacing_rate_bps(bunched, 1500) is None
+
+
+def test_packets_that_a_busy_machine_made_late_do_not_move_the_rate() -> None:
+    """A tenth late by up to 5 ms, among them the last ones; nothing is ever early."""
+    generator = random.Random(4)
+    late = [generator.randrange(5 * MS) if number % 10 == 0 or number > 590 else 0 for number in range(600)]
+    train = [Arrival(number, 0, number * 30_000 + late[number]) for number in range(600)]
+    assert spacing_rate_bps(train, 1500) == pytest.approx(400e6, rel=0.001)
+    slower = [Arrival(number, 0, number * 32_000 + late[number]) for number in range(600)]
+    assert spacing_rate_bps(slower, 1500) == pytest.approx(375e6, rel=0.001)
