@@ -158,7 +158,9 @@ def _tcp_verdict(target: Target, way: Direction, lossless: bool) -> Verdict:
     small = asked.rate_bps is not None and (asked.queue_bytes or 0) < 0.9 * bdp_bytes(asked.rate_bps, rtt_ns)
     if small or asked.codel is not None or asked.duplication:
         note = "buffer below 1 BDP" if small else "codel or duplicates shape TCP"
-        return Verdict("rate (TCP)", "bit/s", asked.rate_bps, measured_bps, None, None, f"{note}: reported, not judged")
+        return Verdict(
+            "rate (TCP)", "bit/s", asked.rate_bps, measured_bps, None, None, f"{note}: reported", reported=True
+        )
     return judge.judge_rate("rate (TCP)", asked.rate_bps, measured_bps)
 
 
