@@ -99,7 +99,7 @@ def _verify_direction(target: Target, way: Direction, quick: bool, loading: Load
 
 
 def _can_overload(asked: Impairment) -> bool:
-    return not (asked.loss or asked.codel or asked.duplication or asked.corruption)
+    return not (asked.loss or asked.codel or asked.duplication or asked.corruption or asked.reordering)
 
 
 def _queue_verdicts(
@@ -132,7 +132,7 @@ def _rate_verdict(asked: Impairment, train: Probes | None, overload: measure.Ove
     if overload is not None and overload.rate_bps is not None:
         rate, span_ns = overload.rate_bps, overload.span_ns
     elif train is not None:
-        rate = measure.spacing_rate_bps(list(train.first.values()), mtu)
+        rate = measure.spacing_rate_bps(list(train.first.values()), mtu, overtaking=asked.reordering > 0)
         span_ns = len(train.first) // 2 * asked.serialization_ns(mtu)
     if rate is None:
         note = f"above {measure.MAX_TRAIN_RATE_BPS} bit/s single packets cannot tell"
