@@ -8,19 +8,20 @@ import os
 import time
 from pathlib import Path
 
+from workers.linefile import LineFile, Unwritten
 from workers.wire.counters import Counters
 
 
 class ByteLog:
     """Appends to `bytes-HOST.jsonl` in a records directory (None: nowhere)."""
 
-    def __init__(self, directory: Path | None, host: str, counters: Counters) -> None:
-        self._file = None if directory is None else directory / f"bytes-{host}.jsonl"
+    def __init__(self, directory: Path | None, host: str, counters: Counters, unwritten: Unwritten) -> None:
+        self._file = None if directory is None else LineFile(directory / f"bytes-{host}.jsonl", "bytes", unwritten)
         self._host = host
         self._counters = counters
 
     def write(self) -> None:
-        """One line with everything counted so far, in one write. `time_ns` is Unix time, as packet captures have it."""
+        """Append everything counted so far; never fails. `time_ns` is Unix time, as packet captures have it."""
         if self._file is None:
             return
         line = {
@@ -30,6 +31,4 @@ class ByteLog:
             "monotonic_ns": time.monotonic_ns(),
             "counts": self._counters.rows(),
         }
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        with self._file.open("ab", buffering=0) as stream:
-            stream.write(json.dumps(line).encode() + b"\n")
+        self._file.write(json.dumps(line).encode())

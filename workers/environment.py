@@ -10,9 +10,11 @@ from typing import Any
 from workers.engine.pacing import Profile
 from workers.gateway.limits import ApiLimits, api_limits
 from workers.handover import MODES
+from workers.linefile import MOST_BYTES, Unwritten
 from workers.models.config import ModelSpec
 from workers.policy import BUSY_TOKENS, OFFLOAD_THRESHOLD
 from workers.wire.deadlines import Path
+from workers.wire.link_table import LinkTable
 from workers.wire.peers import RANK, Peer
 
 ROLES = tuple(RANK)
@@ -86,6 +88,10 @@ class WorkerEnvironment:
     restarted: bool = False
     """It takes the place of one that died, and serves at once, with the workers that are there."""
     records: FilePath | None = None
+    records_limit_bytes: int = MOST_BYTES
+    """Of `requests.jsonl`, which ends with a line that says so."""
+    unwritten: Unwritten = field(default_factory=Unwritten, compare=False)
+    """What this worker could not write to disk."""
 
 
 def read_environment(variables: Mapping[str, str] | None = None) -> WorkerEnvironment:
@@ -106,7 +112,7 @@ class _Reader:
             self._problems.append(f"PDDBED_ROLE is {role!r}; it must be one of {', '.join(ROLES)}")
         datacenter = self._text("PDDBED_DATACENTER", "")
         serving = self._serving()
-        wan = self._wan(serving.kv_rate_bps)
+        wan = self._wan(datacenter, serving.kv_rate_bps)
         records = self._variables.get("PDDBED_RECORDS")
         environment = WorkerEnvironment(
             lab=self._text("PDDBED_LAB", "lab"),
@@ -127,6 +133,8 @@ class _Reader:
             api=self._api(),
             restarted=bool(self._integer("PDDBED_RESTARTED", 0, minimum=0, maximum=1)),
             records=FilePath(records) if records else None,
+            records_limit_bytes=self._integer("PDDBED_RECORDS_LIMIT", MOST_BYTES, minimum=4096),
+            unwritten=self._unwritten(),
         )
         if self._problems:
             raise EnvironmentProblem("\n".join(self._problems))
@@ -220,16 +228,42 @@ class _Reader:
             self._problems.append(str(error))
             return ApiLimits()
 
-    def _wan(self, connection_bps: int | None) -> dict[str, Path]:
-        paths = {}
+    def _wan(self, here: str, connection_bps: int | None) -> dict[str, Path]:
+        paths, table = {}, self._link_table()
         for datacenter, link in self._json("PDDBED_WAN", dict, {}).items():
             try:
-                rate = link.get("rate_bps")
+                rate, row = link.get("rate_bps"), link.get("row")
                 rate_bps = None if rate is None else int(rate)
-                paths[datacenter] = Path(int(link["rtt_ns"]), rate_bps, self._patience, connection_bps)
+                paths[datacenter] = Path(
+                    int(link["rtt_ns"]),
+                    rate_bps,
+                    self._patience,
+                    connection_bps if datacenter != here else None,
+                    int(link.get("queue_ns", 0)),
+                    None if table is None or row is None else table.link(int(row)),
+                )
             except (KeyError, TypeError, ValueError, AttributeError):
                 self._problems.append(f"PDDBED_WAN of {datacenter!r} is {link!r}; it needs rtt_ns and rate_bps")
         return paths
+
+    def _unwritten(self) -> Unwritten:
+        text = self._variables.get("PDDBED_UNWRITTEN")
+        if not text:
+            return Unwritten()
+        row, _, path = text.partition(":")
+        try:
+            return Unwritten.in_lab(path, int(row))
+        except (OSError, ValueError) as error:
+            self._problems.append(f"PDDBED_UNWRITTEN is {text!r}: {error}; leave it out where no lab keeps such a file")
+            return Unwritten()
+
+    def _link_table(self) -> LinkTable | None:
+        path = self._variables.get("PDDBED_LINKS")
+        try:
+            return LinkTable(path) if path else None
+        except (OSError, ValueError) as error:
+            self._problems.append(f"PDDBED_LINKS is {path!r}: {error}; leave it out where no lab keeps such a table")
+            return None
 
     def _peers(self, host: str, datacenter: str, wan: Mapping[str, Path]) -> tuple[Peer, ...]:
         peers, local = [], Path(patience=self._patience)
@@ -239,7 +273,7 @@ class _Reader:
                 if entry["name"] == host or entry["role"] not in ROLES:
                     continue
                 there = entry.get("datacenter") or ""
-                path = local if there == datacenter else wan.get(there, local)
+                path = wan.get(there, local)  # its own, too, where the fabric is slow
                 peers.append(Peer(entry["name"], entry["role"], there, entry["address"], int(entry["port"]), path))
             except (KeyError, TypeError, ValueError, AttributeError):
                 self._problems.append(f"PDDBED_PEERS has {entry!r}; a peer needs name, role, address and port")

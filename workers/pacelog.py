@@ -5,12 +5,16 @@ Whoever judges a run reads it (docs/engine.md, "Pacing"); a worker without a pro
 
 import asyncio
 import json
+import logging
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from workers.engine import PaceCounts, Profile
+from workers.linefile import Unwritten, replace_whole
+
+log = logging.getLogger(__name__)
 
 EVERY_S = 0.5
 
@@ -18,17 +22,28 @@ EVERY_S = 0.5
 class PaceLog:
     """Keeps the file up to date. `counts` is asked for what there is to say."""
 
-    def __init__(self, directory: Path, host: str, profile: Profile, counts: Callable[[], PaceCounts]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        host: str,
+        profile: Profile,
+        counts: Callable[[], PaceCounts],
+        unwritten: Unwritten,
+    ) -> None:
         self._file = directory / f"pace-{host}.json"
         self._host = host
         self._profile = profile
         self._counts = counts
+        self._unwritten = unwritten
         self._written: PaceCounts | None = None
 
     async def keep(self) -> None:
         """Write whenever something has changed, until cancelled."""
         while True:
-            self.write()
+            try:
+                self.write()
+            except Exception:  # the next time perhaps not; the file is old meanwhile, and its time says so
+                log.exception("how paced steps are kept could not be written")
             await asyncio.sleep(EVERY_S)
 
     def write(self) -> None:
@@ -36,7 +51,6 @@ class PaceLog:
         counts = self._counts()
         if counts == self._written:
             return
-        self._written = counts
         row = {
             "host": self._host,
             "pid": os.getpid(),
@@ -44,7 +58,5 @@ class PaceLog:
             "profile": self._profile.name,
             **counts.row(),
         }
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        whole = self._file.with_suffix(".tmp")
-        whole.write_text(json.dumps(row) + "\n")
-        whole.replace(self._file)
+        if replace_whole(self._file, json.dumps(row) + "\n", "pace", self._unwritten):
+            self._written = counts

@@ -13,6 +13,7 @@ from workers.bytelog import ByteLog
 from workers.engine.urgency import Urgency
 from workers.environment import WorkerEnvironment
 from workers.gateway.server import Gateway
+from workers.linefile import LogLines
 from workers.models import LoadedModel
 from workers.policy import NoRoute
 from workers.roles.main_decode import MainDecodeWorker
@@ -83,7 +84,7 @@ async def serve(environment: WorkerEnvironment, loaded: LoadedModel) -> None:
     running = make(environment, loaded)
     if environment.profile is not None:
         Urgency().begin()
-    byte_log = ByteLog(environment.records, environment.host, running.counters)
+    byte_log = ByteLog(environment.records, environment.host, running.counters, environment.unwritten)
     loop.add_signal_handler(signal.SIGUSR1, byte_log.write)
     starting = asyncio.create_task(running.start(open_listener(environment)))
     stopping = asyncio.create_task(stop.wait())
@@ -107,7 +108,7 @@ def run(environment: WorkerEnvironment, loaded: LoadedModel) -> int:
     """Run the role in this process; returns the exit status. Errors are one sentence on stderr."""
     logging.basicConfig(
         level=logging.INFO,
-        stream=sys.stderr,
+        handlers=[LogLines(sys.stderr.fileno(), environment.unwritten)],
         format=f"%(asctime)s {environment.host} %(levelname)s %(message)s",
         force=True,
     )

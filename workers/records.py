@@ -1,12 +1,12 @@
 """What a request leaves behind: one JSON line, vllm bench's names for what it has and `pdd_*` for the rest."""
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from workers.linefile import MOST_BYTES, LineFile, Unwritten
 from workers.policy import Route
 from workers.wire.messages import Span
 
@@ -194,19 +194,26 @@ def span_row(instance: str, span: Span) -> dict[str, Any]:
 
 
 class RecordWriter:
-    """Appends lines to `requests.jsonl` in a directory; each line in one write, so that readers see whole lines."""
+    """Appends lines to `requests.jsonl` in a directory (None: nowhere); `LineFile` says what becomes of a full disk."""
 
-    def __init__(self, directory: Path | None) -> None:
-        self._fd: int | None = None
+    def __init__(self, directory: Path | None, unwritten: Unwritten, most_bytes: int = MOST_BYTES) -> None:
+        self._file: LineFile | None = None
         if directory is not None:
-            directory.mkdir(parents=True, exist_ok=True)
-            self._fd = os.open(directory / "requests.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            self._file = LineFile(directory / "requests.jsonl", "requests", unwritten, most_bytes, self._last_line)
+            self._file.make()
+        self._most_bytes = most_bytes
 
     def write(self, record: dict[str, Any]) -> None:
-        if self._fd is not None:
-            os.write(self._fd, json.dumps(record, ensure_ascii=False).encode() + b"\n")
+        """Append a request's line. Never fails: what cannot be written is counted."""
+        if self._file is not None:
+            self._file.write(json.dumps(record, ensure_ascii=False).encode(errors="backslashreplace"))
 
     def close(self) -> None:
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        if self._file is not None:
+            self._file.close()
+
+    def _last_line(self) -> bytes:
+        said = f"requests.jsonl has reached its limit of {self._most_bytes} bytes (PDDBED_RECORDS_LIMIT)"
+        return json.dumps(
+            {"request_id": "", "success": False, "error": f"{said}; later requests have no line"}
+        ).encode()

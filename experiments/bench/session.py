@@ -19,7 +19,7 @@ from experiments.bench.progress import BenchProgress
 from experiments.bench.run import Plan, Result, claim_resources, run
 from experiments.framework import machine
 from experiments.framework.experiment import PartResult
-from experiments.framework.lab import LinkWatch
+from experiments.framework.link_watch import LinkWatch
 from experiments.framework.records import LabRecords
 from experiments.traces.stats import Hit, hits
 from experiments.traces.trace import Trace
@@ -91,7 +91,7 @@ class Session:
                 "lost": [] if self._record is None else self._record.losses(),
             }
             part = PartResult(result.rows, facts)
-            reasons = reasons_of(parameters, part)
+            reasons = reasons_of(parameters, part) + (watch.reasons() if watch is not None else [])
             part = PartResult(result.rows, facts, reasons)
             summary = summary_of(parameters, part)
             if out is not None:

@@ -11,6 +11,7 @@ Files are replaced whole, so that an interrupted run never leaves half of one.
 import json
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,9 @@ def write_whole(path: Path, text: str) -> None:
         partial.write_text(text)
         partial.replace(path)
     except OSError as error:
-        raise ExperimentError(f"cannot write {path}: {error.strerror}") from None
+        with suppress(OSError):
+            partial.unlink()
+        raise ExperimentError(f"cannot write {path}: {error.strerror}; make room there, and run it again") from None
 
 
 def write_json(path: Path, value: Any) -> None:

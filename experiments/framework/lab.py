@@ -8,7 +8,6 @@ import os
 import secrets
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from experiments.framework.errors import ExperimentError
+from experiments.framework.link_watch import LinkWatch
 from testbed.capture.settling import Settling
 from testbed.interpreter import environment, program
 from testbed.lab import start
@@ -25,7 +25,6 @@ from testbed.lab.preflight import check
 from testbed.lab.record import LabError, Record, find_record
 from testbed.topology import TopologyErrors, load_plan
 
-SAMPLE_S = 1.0
 RING = "128MiB"  # rides out seconds in which a busy machine lets nobody write
 QUIET_S = 0.2  # at the beginning of a capture
 SETTLE_S = 10.0  # for the last frames of what came before
@@ -108,7 +107,6 @@ class ExperimentLab:
         self._on_step = on_step
         self._secret = secrets.token_hex(32)
         self._processes: list[Process] = []
-        self._watch: LinkWatch | None = None
 
     def __enter__(self) -> Self:
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -160,7 +158,7 @@ class ExperimentLab:
     def start_program(self, host: str, module: str) -> Process:
         """`python -m module` in a host, told what the host's worker would be told."""
         plan = next(one for one in self.plan.hosts if one.name == host)
-        told = host_environment(self.plan, plan, self._secret, str(self.directory))
+        told = host_environment(self.plan, plan, self._secret, str(self.record.results))
         variables = {**environment(), "PDDBED_INSIDE": json.dumps({**told, "PDDBED_RECORDS": str(self.directory)})}
         command = [*program("experiments.framework.inside"), str(self.record.directory), host, *program(module)]
         process = Process(host, command, variables, self.directory / f"{host}.log")
@@ -168,12 +166,12 @@ class ExperimentLab:
         return process
 
     @contextmanager
-    def watching(self, out: Path, part: str) -> Iterator[None]:
+    def watching(self, out: Path, part: str) -> Iterator[LinkWatch]:
         """Meanwhile, a row per link and second is appended to `out`."""
         watch = LinkWatch(self.record, out, part)
         watch.start()
         try:
-            yield
+            yield watch
         finally:
             watch.stop()
 
@@ -211,43 +209,3 @@ class ExperimentLab:
         settling = Settling(self.record, SETTLE_S, before_s=clear_s)
         while not settling.step():
             time.sleep(QUIET_S / 4)
-
-
-class LinkWatch:
-    """Samples a lab's link counters in a thread, a row per link and second into `out`."""
-
-    def __init__(self, record: Record, out: Path, part: str) -> None:
-        self._record = record
-        self._out = out
-        self._part = part
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="links", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        before = self._counters()
-        with self._out.open("a") as stream:
-            while not self._over.wait(SAMPLE_S):
-                now = self._counters()
-                for key, (link, direction, counters) in now.items():
-                    moved = {name: value - before[key][2].get(name, 0) for name, value in counters.items()}
-                    row = {"part": self._part, "time": time.time(), "link": link, "direction": direction, **moved}
-                    stream.write(json.dumps(row) + "\n")
-                before = now
-
-    def _counters(self) -> dict[tuple[str, str], tuple[str, str, dict[str, int]]]:
-        try:
-            links = ask_lab(self._record, {"op": "wan-show"})[0]["links"]
-        except LabError:
-            return {}
-        return {
-            (link["name"], way): (link["name"], way, counters)
-            for link in links
-            for way, counters in link["counters"].items()
-        }

@@ -4,6 +4,7 @@ import json
 import re
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -125,8 +126,9 @@ def _run_parts(
         with experiment.session(lab, options) as session:
             for part in parts:
                 progress.begin(part)
-                with lab.watching(directory.links, part.name):
+                with lab.watching(directory.links, part.name) as watch:
                     result = session.run(part, directory.part(part.name), progress.advance)
+                result = replace(result, reasons=[*result.reasons, *watch.reasons()])
                 in_lab["verified_after"] = lab.verify()  # after each part: it covers the lab's life until then
                 in_lab["parts"].append(part.name)
                 directory.write_run(about)

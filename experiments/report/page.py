@@ -157,8 +157,11 @@ def _link_charts(links: Path) -> list[Chart]:
         return []
     rows = [json.loads(line) for line in links.read_text().splitlines()]
     series: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    seconds: dict[str, float] = defaultdict(float)
     for row in rows:
-        points = series[f"{row['link']} {row['direction']}"]
-        points.append((float(len(points)), row["bytes"] * 8 / 1e6))
+        span_s = row.get("span_s", 1.0)
+        name = f"{row['link']} {row['direction']}"
+        series[name].append((seconds[name], row["bytes"] * 8 / 1e6 / span_s))
+        seconds[name] += span_s
     drawn = [Series(name, points, "step") for name, points in series.items()]
     return [Chart("What the links carried", "seconds of the run, its parts in a row", "Mbit/s (IP bytes)", drawn)]

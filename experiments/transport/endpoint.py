@@ -57,7 +57,7 @@ class Endpoint:
         shelf = None if sends else Shelf(shape, connections)
         local = Local(facts, environment.secret)
         self.peers = Peers(local, peers, self, shelf, connections)
-        self.byte_log = ByteLog(environment.records, environment.host, local.counters)
+        self.byte_log = ByteLog(environment.records, environment.host, local.counters, environment.unwritten)
         self.target = next((peer.name for peer in peers if peer.role == "main-decode"), "")
 
     async def start(self) -> None:

@@ -29,6 +29,7 @@ def _print(status: dict[str, Any]) -> None:
 
     from testbed.cli.ps import duration
     from testbed.cli.wan import print_links
+    from testbed.lab.troubles import trouble_words
 
     console = table_console()
     api = f", API {status['api']}" if status["api"] else ""
@@ -42,6 +43,8 @@ def _print(status: dict[str, Any]) -> None:
     print_links(status["links"])
     for reason in status["unfaithful"]:
         click.secho(f"not to be trusted: {reason}", fg="red")
+    for row in status.get("troubles", ()):
+        console.print(f"[{'red' if row['claim'] else 'yellow'}]{escape(trouble_words(row))}[/]")
 
 
 def _losses(hosts: list[dict[str, Any]]) -> Iterator[str]:

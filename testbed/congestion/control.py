@@ -14,6 +14,7 @@ from testbed.congestion.stage import Stage, adapted
 from testbed.congestion.timeline import Timeline
 from testbed.lab.network import Network
 from testbed.lab.record import Record
+from testbed.lab.troubles import Troubles
 from testbed.lab.wan import WanControl
 from testbed.topology.plan import LabPlan
 from testbed.units import format_duration
@@ -24,11 +25,12 @@ DIARY = "congestion.jsonl"  # in the lab's records
 class Congestion:
     """Plays timelines on a lab."""
 
-    def __init__(self, plan: LabPlan, record: Record, network: Network, wan: WanControl) -> None:
+    def __init__(self, plan: LabPlan, record: Record, network: Network, wan: WanControl, troubles: Troubles) -> None:
         self._plan = plan
         self._record = record
         self._network = network
         self._wan = wan
+        self._troubles = troubles
         self._player: Player | None = None
         self._diary: Diary | None = None
         self._lock = threading.Lock()
@@ -41,7 +43,7 @@ class Congestion:
                     f"{_describe(self._player.state())} is playing; end it first with: pddbed wan play --stop"
                 )
             if self._diary is None:
-                self._diary = Diary(self._record.results / DIARY)
+                self._diary = Diary(self._record.results / DIARY, self._troubles.note)
             drivers = {name: link.driver for name, link in self._network.links.items()}
             seeded = adapted(replace(timeline, seed=self._plan.seed), drivers)
             stage = Stage(self._plan, self._network, self._wan, seeded, self._diary)

@@ -173,10 +173,11 @@ class Stage:
     def _source(self, link: str, direction: Direction) -> Source:
         ends = self._ends[link] if direction == "forward" else self._ends[link][::-1]
         wan = next(wan for wan in self._plan.wans if wan.name == link)
-        asked = {way: self._wan.asked(link, way) for way in DIRECTIONS}
-        drain_ns = sum(
-            value.longest_delay_ns() + value.serialization_ns(value.queue_bytes or 0) for value in asked.values()
-        )
+
+        def drain_ns() -> int:
+            asked = [self._wan.asked(link, way) for way in DIRECTIONS]
+            return sum(value.longest_delay_ns() + value.serialization_ns(value.queue_bytes or 0) for value in asked)
+
         return Source(link, direction, ends[0].pid, ends[1].pid, str(ends[1].address), wan.mtu, drain_ns)
 
 

@@ -21,7 +21,7 @@ from testbed.netns import network_namespace_of
 
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 READY_PATIENCE_S = 20.0
-_LEAST_LINGER_S, _MOST_LINGER_S = 0.3, 10.0
+_LEAST_LINGER_S, _MOST_LINGER_S = 0.3, 60.0
 Report = Callable[..., None]
 
 
@@ -35,7 +35,8 @@ class Source:
     receiver_pid: int
     receiver_address: str
     mtu: int
-    drain_ns: int  # how long what was sent last may still be on its way: the RTT and a full queue
+    # how long what was sent last may still be on its way, as the link is when asked: the RTT and a full queue
+    drain_ns: Callable[[], int]
 
 
 class Stream:
@@ -84,7 +85,7 @@ class Stream:
         children: list[subprocess.Popen[str]] = []
         try:
             self._run(children)
-        except (OSError, ValueError, KeyError) as error:
+        except Exception as error:
             self._report("error", error=f"cross traffic on {self.source.link}: {error!r}")
         finally:
             self.ready.set()
@@ -113,7 +114,7 @@ class Stream:
             _tell(sender, start_ns=self._start_ns)
             sent = _hear(sender)
             # What is on its way is still to be counted.
-            linger_s = min(_MOST_LINGER_S, max(_LEAST_LINGER_S, 1.2 * source.drain_ns / 1e9))
+            linger_s = min(_MOST_LINGER_S, max(_LEAST_LINGER_S, 1.2 * source.drain_ns() / 1e9))
             with suppress(subprocess.TimeoutExpired):
                 receiver.wait(linger_s)
             _tell(receiver, report=True)

@@ -76,7 +76,7 @@ class ControlServer:
                 connection, _ = self._listener.accept()
                 connection.settimeout(PATIENCE_S)
                 threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
-            except (OSError, RuntimeError):  # no descriptor, or no thread, until some clients have gone
+            except Exception:  # no descriptor, or no thread, until some clients have gone: whatever it is, go on
                 time.sleep(BREATH_S)
 
     def _serve(self, connection: socket.socket) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from testbed.lab.link_table import paths_from
 from testbed.lab.record import Record
 from testbed.topology.names import resolvable_name
 from testbed.topology.plan import HostPlan, LabPlan
@@ -32,11 +33,7 @@ def peers(plan: LabPlan) -> list[dict[str, Any]]:
 
 def host_environment(plan: LabPlan, host: HostPlan, secret: str, records: str) -> dict[str, str]:
     """The PDDBED_* variables of one host."""
-    wan = {
-        route.destination: {"rtt_ns": route.rtt_ns, "rate_bps": route.rate_bps}
-        for route in plan.routes
-        if route.datacenter == host.datacenter
-    }
+    record = Record(Path(records).parent)
     return {
         "PDDBED_LAB": plan.name,
         "PDDBED_HOST": host.name,
@@ -45,13 +42,15 @@ def host_environment(plan: LabPlan, host: HostPlan, secret: str, records: str) -
         "PDDBED_ADDRESS": str(host.address.ip),
         "PDDBED_PORT": str(host.port),
         "PDDBED_PEERS": json.dumps(peers(plan)),
-        "PDDBED_WAN": json.dumps(wan),
+        "PDDBED_WAN": json.dumps(paths_from(plan, host.datacenter)),
+        "PDDBED_LINKS": str(record.links_file),
+        "PDDBED_UNWRITTEN": f"{plan.hosts.index(host)}:{record.unwritten_file}",
         "PDDBED_MODEL": json.dumps({**plan.model, "device": host.device}),
         "PDDBED_SERVING": json.dumps(plan.serving),
         "PDDBED_API": json.dumps(plan.api),
         "PDDBED_SECRET": secret,
         "PDDBED_RECORDS": records,
-        "PDDBED_EVENTS": str(Record(Path(records).parent).events_socket),
+        "PDDBED_EVENTS": str(record.events_socket),
         "PDDBED_SEED": str(plan.seed),
         **({"PDDBED_PROFILE": json.dumps(dict(host.pace))} if host.pace else {}),
         **dict(host.environment),

@@ -15,6 +15,7 @@ from testbed.lab.drops import DropWatch
 from testbed.lab.machine_watch import MachineWatch
 from testbed.lab.network import Network
 from testbed.lab.pace import pace_reasons, read_pace
+from testbed.lab.troubles import Troubles
 from testbed.links.base import Direction, LinkError
 from testbed.links.userspace import UserspaceLink
 
@@ -26,9 +27,10 @@ LATEST_WHILE_MEASURING_NS = 50_000_000  # the load of `verify` itself makes a re
 class Faithfulness:
     """Of one lab, since it came up or since `forget`."""
 
-    def __init__(self, network: Network, records: Path) -> None:
+    def __init__(self, network: Network, records: Path, troubles: Troubles) -> None:
         self._network = network
         self._records = records
+        self._troubles = troubles
         self._machine = MachineWatch()
         self._begin()
 
@@ -45,6 +47,7 @@ class Faithfulness:
                 with suppress(LinkError):
                     one.forget()
         if link is None:
+            self._troubles.forget()
             self._begin()
 
     def evidence(self, begin: float, end: float) -> str:
@@ -63,6 +66,9 @@ class Faithfulness:
                 for direction, counters in link.counters().items():
                     if lost := counters["dropped_unasked"]:
                         reasons.append(f'wan "{name}" {direction}: {lost} packets dropped unasked')
+                for direction, values in link.applied().items():
+                    if str(values.get("jitter", "")).startswith("stopped"):  # see links.wander
+                        reasons.append(f'wan "{name}" {direction}: its jitter has {values["jitter"]}')
                 if isinstance(link, UserspaceLink):
                     reasons += self._relay_reasons(name, link.lateness(), link.health())
             except LinkError as error:
@@ -70,7 +76,7 @@ class Faithfulness:
         reasons += self._drops.reasons()
         if self._lost_probes:
             reasons.append(f"{self._lost_probes} probes found no room in their receiver's buffer")
-        return reasons + self._cpu_reasons() + pace_reasons(read_pace(self._records))
+        return reasons + self._cpu_reasons() + pace_reasons(read_pace(self._records)) + self._troubles.reasons()
 
     def _relay_reasons(
         self, name: str, lateness: Mapping[Direction, dict[str, Any]], health: Mapping[str, Any]

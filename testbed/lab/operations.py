@@ -21,6 +21,7 @@ from testbed.lab.network import HOST_IFNAME, Network
 from testbed.lab.pace import read_pace
 from testbed.lab.processes import HostProcesses
 from testbed.lab.record import Record
+from testbed.lab.troubles import Troubles
 from testbed.lab.tuning import applied
 from testbed.lab.verification import Verification
 from testbed.lab.wan import WanControl
@@ -38,13 +39,14 @@ class RunningLab:
     wan: WanControl
     verification: Verification
     measured_rtt_ns: dict[str, int]  # per WAN link, when the lab came up; empty where it was verified instead
+    troubles: Troubles
     began: float = field(default_factory=time.monotonic)
     state: dict[str, Any] = field(default_factory=dict)  # as the record's state file has it
     stop: threading.Event = field(default_factory=threading.Event)
     congestion: Congestion = field(init=False)
 
     def __post_init__(self) -> None:
-        self.congestion = Congestion(self.plan, self.record, self.network, self.wan)
+        self.congestion = Congestion(self.plan, self.record, self.network, self.wan, self.troubles)
 
 
 def _status(lab: RunningLab, _request: dict[str, Any]) -> Reply:
@@ -70,7 +72,12 @@ def _status(lab: RunningLab, _request: dict[str, Any]) -> Reply:
             }
         )
     links = [{**link, "measured_rtt_ns": lab.measured_rtt_ns.get(link["name"])} for link in lab.wan.show()]
-    state = {**lab.state, "verified": lab.verification.last, "unfaithful": lab.verification.faithfulness.reasons()}
+    state = {
+        **lab.state,
+        "verified": lab.verification.last,
+        "unfaithful": lab.verification.faithfulness.reasons(),
+        "troubles": lab.troubles.rows(),
+    }
     return {**state, "uptime_s": time.monotonic() - lab.began, "hosts": hosts, "links": links}, []
 
 

@@ -8,7 +8,7 @@ import asyncio
 import os
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from testbed.netns import CLONE_NEWNET, setns
@@ -16,17 +16,36 @@ from testbed.netns import CLONE_NEWNET, setns
 CHUNK_BYTES = 256 * 1024
 
 
-def publish(name: str, pid: int, address: str, sockets: Sequence[tuple[socket.socket, int]]) -> None:
-    """Relay each listening socket to its port at `address`, from inside the namespace of `pid`; returns at once."""
-    thread = threading.Thread(target=_run, args=(pid, address, sockets), name=f"publish-{name}", daemon=True)
+def publish(
+    name: str,
+    pid: int,
+    address: str,
+    sockets: Sequence[tuple[socket.socket, int]],
+    trouble: Callable[[str, object], None],
+) -> None:
+    """Relay each listening socket to its port at `address`, from inside the namespace of `pid`; returns at once.
+
+    `trouble` is told when that ends.
+    """
+    arguments = (name, pid, address, sockets, trouble)
+    thread = threading.Thread(target=_run, args=arguments, name=f"publish-{name}", daemon=True)
     thread.start()
 
 
-def _run(pid: int, address: str, sockets: Sequence[tuple[socket.socket, int]]) -> None:
-    namespace = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-    setns(namespace, CLONE_NEWNET)  # this thread only
-    os.close(namespace)
-    asyncio.run(_serve(address, sockets))
+def _run(
+    name: str,
+    pid: int,
+    address: str,
+    sockets: Sequence[tuple[socket.socket, int]],
+    trouble: Callable[[str, object], None],
+) -> None:
+    try:
+        namespace = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        setns(namespace, CLONE_NEWNET)  # this thread only
+        os.close(namespace)
+        asyncio.run(_serve(address, sockets))
+    except Exception as error:
+        trouble(f"the published ports of {name} are not served any more", error)
 
 
 async def _serve(address: str, sockets: Sequence[tuple[socket.socket, int]]) -> None:

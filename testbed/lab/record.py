@@ -80,6 +80,16 @@ class Record:
         return self.directory / "events.sock"
 
     @property
+    def links_file(self) -> Path:
+        """What the links are now, for the workers: see `link_table`."""
+        return self.directory / "links.now"
+
+    @property
+    def unwritten_file(self) -> Path:
+        """Where workers count what they could not write: see `troubles`."""
+        return self.directory / "unwritten.now"
+
+    @property
     def state_file(self) -> Path:
         return self.directory / "state.json"
 

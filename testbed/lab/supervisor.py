@@ -9,6 +9,7 @@ import os
 import resource
 import signal
 import socket
+import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -21,9 +22,12 @@ from testbed.congestion.player import PlayError
 from testbed.lab import network as lab_network
 from testbed.lab import operations, reachability
 from testbed.lab.control import ControlServer
+from testbed.lab.link_table import REFRESH_S, LinkTable
+from testbed.lab.log_limit import VARIABLE, cut_logs, limit_bytes
 from testbed.lab.processes import HostProcesses, StartError
 from testbed.lab.publish import publish
 from testbed.lab.record import Record
+from testbed.lab.troubles import Troubles
 from testbed.lab.verification import Verification
 from testbed.lab.wan import WanControl
 from testbed.links.base import LinkError
@@ -32,6 +36,8 @@ from testbed.topology.plan import LabPlan
 
 WORKER_PATIENCE_S = 300.0  # importing torch alone takes 20 s on an emulated CPU
 LOOK_EVERY_S = 1.0  # for parts of the lab that have ended
+LOGS_EVERY_S = 2.0  # between looks at how long the logs are
+CUT = f"its older part is left out ({VARIABLE})"
 SPARE_FILES = 32  # beside the two of each host
 TOO_FEW_FILES = "the lab cannot be built: this process may not open as many files as it takes; raise it with ulimit -n"
 
@@ -84,11 +90,28 @@ class Supervisor:
         self._report(event="up", seconds=round(time.monotonic() - self._began, 3), state=lab.state)
         os.close(self._settings.started_fd)
         signal.signal(signal.SIGTERM, lambda *_: lab.stop.set())
-        while not lab.stop.is_set():
-            lab.processes.watch(0.2) if lab.processes.by_host else lab.stop.wait(0.2)
-            self._tell_losses(lab)
+        self._stay(lab)
         lab.network.close()
         return 0
+
+    def _stay(self, lab: operations.RunningLab) -> None:
+        """Watch processes and logs until told to stop; what fails meanwhile is told, and does not end the lab."""
+        log_bytes, troubles = limit_bytes(), lab.troubles
+        looked = time.monotonic()
+
+        def watch() -> None:
+            lab.processes.watch(0.2) if lab.processes.by_host else lab.stop.wait(0.2)
+            self._tell_losses(lab)
+
+        def cut() -> None:
+            cut_logs(self._record.logs, log_bytes, lambda name: troubles.note(f"log {name} was cut", CUT, claim=False))
+
+        while not lab.stop.is_set():
+            if not troubles.guard("watching the hosts' processes", watch):
+                lab.stop.wait(0.2)  # not in a tight loop
+            if time.monotonic() > looked + LOGS_EVERY_S:
+                troubles.guard("keeping the logs short", cut)
+                looked = time.monotonic()
 
     def _build(self) -> operations.RunningLab:
         plan = self._plan
@@ -99,20 +122,23 @@ class Supervisor:
             processes.warm_up()
         self._step(f"building {len(plan.hosts)} hosts in {len(plan.datacenters)} datacenters")
         network = lab_network.build(plan, self._settings.driver, self._record.directory / "logs")
-        control = WanControl(plan, network.links, lambda rates: network.cap_super_packets(plan, rates))
+        troubles = Troubles(self._record.unwritten_file, [host.name for host in plan.hosts])
+        table = LinkTable(self._record.links_file, plan)
+        control = WanControl(plan, network.links, lambda rates: network.cap_super_packets(plan, rates), table.change)
         control.tell_rates()
-        verification = Verification(plan, network, control, self._record.results)
+        threading.Thread(target=_keep_fresh, args=(table, troubles), name="links now", daemon=True).start()
+        verification = Verification(plan, network, control, self._record.results, troubles)
         measured = self._prove(network, control, verification)
         if self._settings.with_workers:
             processes.start(network.pid_of, self._gateways_api(), self._step, WORKER_PATIENCE_S)
         for host in plan.hosts:
             if host.name in self._settings.published:
                 sockets = self._settings.published[host.name]
-                publish(host.name, network.pid_of(host.name), str(host.address.ip), sockets)
+                publish(host.name, network.pid_of(host.name), str(host.address.ip), sockets, troubles.note)
         if self._settings.api and (not self._settings.with_workers or self._gateways_api() is None):
             self._settings.api.close()  # without a gateway connections are to be refused, not left waiting
         return operations.RunningLab(
-            plan, self._record, network, processes, control, verification, measured, self._began
+            plan, self._record, network, processes, control, verification, measured, troubles, self._began
         )
 
     def _gateways_api(self) -> socket.socket | None:
@@ -178,6 +204,12 @@ class Supervisor:
         line = json.dumps(event).encode() + b"\n"
         with suppress(OSError):  # the starting command is gone; the guardian ends this lab
             os.write(self._settings.started_fd, line)
+
+
+def _keep_fresh(table: LinkTable, troubles: Troubles) -> None:
+    while True:
+        time.sleep(REFRESH_S)
+        troubles.guard("telling workers of the links", table.refresh)
 
 
 def _paths(plan: LabPlan, network: lab_network.Network) -> list[reachability.Path]:

@@ -18,6 +18,7 @@ from testbed.lab.drops import receive_buffer_errors
 from testbed.lab.faithfulness import Faithfulness
 from testbed.lab.network import Network
 from testbed.lab.targets import Targets
+from testbed.lab.troubles import Troubles
 from testbed.lab.wan import WanControl
 from testbed.links.userspace import UserspaceLink
 from testbed.topology.plan import LabPlan
@@ -31,7 +32,7 @@ class VerificationError(Exception):
 class Verification:
     """Measures the links of one lab."""
 
-    def __init__(self, plan: LabPlan, network: Network, wan: WanControl, records: Path) -> None:
+    def __init__(self, plan: LabPlan, network: Network, wan: WanControl, records: Path, troubles: Troubles) -> None:
         self._plan = plan
         self._network = network
         self._wan = wan
@@ -39,7 +40,7 @@ class Verification:
         self._path_floor: dict[str, float | None] = {}
         self.last: dict[str, Any] | None = None
         self._targets = Targets(plan, network, wan)
-        self.faithfulness = Faithfulness(network, records)
+        self.faithfulness = Faithfulness(network, records, troubles)
         self._measuring = threading.Lock()
 
     def measure_floor(self) -> None:

@@ -33,12 +33,17 @@ class WanControl:
         plan: LabPlan,
         links: Mapping[str, WanLink],
         on_rates: Callable[[Mapping[str, int | None]], None] = lambda _: None,
+        on_change: Callable[[str, Mapping[Direction, Impairment]], None] = lambda _, __: None,
     ) -> None:
-        """`on_rates` is told the lower rate of every link's directions after a change by hand; timelines, which may
-        change a rate a hundred times a second, do not call it."""
+        """`on_change` is told what a link is asked from now on, whoever changes it; calls come one at a time.
+
+        `on_rates` is told the lower rate of every link's directions after a change by hand; timelines, which may
+        change a rate a hundred times a second, do not call it.
+        """
         self._plans = {wan.name: wan for wan in plan.wans}
         self._links = links
         self._on_rates = on_rates
+        self._on_change = on_change
         self._lock = threading.Lock()
         self._asked: dict[str, dict[Direction, Impairment]] = {
             wan.name: {"forward": wan.forward, "backward": wan.backward} for wan in plan.wans
@@ -146,6 +151,7 @@ class WanControl:
                 self._changes[name] += 1
                 self._links[name].apply(direction, impairment)
                 self._asked[name][direction] = impairment
+                self._on_change(name, self._asked[name])
 
     def _plan(self, name: str) -> WanPlan:
         if name not in self._plans:

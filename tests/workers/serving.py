@@ -51,16 +51,21 @@ class Relay:
     """A real TCP relay in front of a port: limits the rate, pauses, spoils or cuts what goes through.
 
     `rate_bytes_per_s` and `paused` act on what the dialler sends; `spoil_at` flips one bit of that byte (counted over
-    the connection) on every connection made after it was set.
+    the connection) on every connection made after it was set. `back_bytes_per_s` acts on what it is answered, `held` on
+    what the dialler of that port sends.
     """
 
-    def __init__(self, target_port: int = 0) -> None:
+    def __init__(self, target_port: int = 0, buffer_bytes: int = 128 << 10) -> None:
+        """`buffer_bytes`: what waits in the relay itself, which the sender takes for arrived."""
         self._target_port = target_port
+        self._buffer_bytes = buffer_bytes
         self._writers: list[asyncio.StreamWriter] = []
         self._server: asyncio.Server | None = None
         self._flowing = asyncio.Event()
         self._flowing.set()
         self.rate_bytes_per_s: float | None = None
+        self.back_bytes_per_s: float | None = None
+        self.held: int | None = None
         self.spoil_at: int | None = None
         self.port = 0
         self.forwarded = 0
@@ -68,9 +73,9 @@ class Relay:
     async def __aenter__(self) -> Self:
         # a small receive buffer, so that what the relay holds back stays visible to the sender
         listener = socket.socket()
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 128 << 10)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._buffer_bytes)
         listener.bind(("127.0.0.1", 0))
-        self._server = await asyncio.start_server(self._serve, sock=listener, limit=16 << 10)
+        self._server = await asyncio.start_server(self._serve, sock=listener, limit=min(16 << 10, self._buffer_bytes))
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
@@ -111,15 +116,23 @@ class Relay:
                 self._pump(reader, far_writer, shaped=True), self._pump(far_reader, writer, shaped=False)
             )
 
+    def _dialler_of(self, far_writer: asyncio.StreamWriter) -> int:
+        port: int = self._writers[self._writers.index(far_writer) - 1].get_extra_info("peername")[1]
+        return port
+
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, shaped: bool) -> None:
         carried = 0
         due = time.monotonic()
         while data := await reader.read(16 << 10):
+            rate = self.rate_bytes_per_s if shaped else self.back_bytes_per_s
             if shaped:
                 await self._flowing.wait()
-                if self.rate_bytes_per_s is not None:
-                    due = max(due, time.monotonic()) + len(data) / self.rate_bytes_per_s
-                    await asyncio.sleep(due - time.monotonic())
+                while self.held is not None and self.held == self._dialler_of(writer):
+                    await asyncio.sleep(0.01)
+            if rate is not None:
+                due = max(due, time.monotonic()) + len(data) / rate
+                await asyncio.sleep(due - time.monotonic())
+            if shaped:
                 if self.spoil_at is not None and carried <= self.spoil_at < carried + len(data):
                     spoilt = bytearray(data)
                     spoilt[self.spoil_at - carried] ^= 1

@@ -16,6 +16,7 @@ from workers.gateway.merge import MergedToken, PositionMerge
 from workers.policy import Route
 from workers.records import RequestLog
 from workers.roles.active import RequestFailed
+from workers.wire.deadlines import Timer
 from workers.wire.messages import Message, RequestSpec, Without
 
 ANSWERLESS = frozenset({"prefill_lost", "relay_lost", "transfer_aborted", "handover_deadline"})
@@ -93,7 +94,7 @@ class LiveRequest:
         self.queue: asyncio.Queue[Taken | RequestFailed] = asyncio.Queue()
         self.over = False  # the answer or its error is here, or the client has gone
         self.deadline: asyncio.TimerHandle | None = None
-        self.stranded: asyncio.TimerHandle | None = None
+        self.stranded: Timer | None = None
         """While nobody is there to go on: when to give it up."""
         self.losses: dict[str, RequestFailed] = {}
         """Workers that failed this request themselves, first ones first."""

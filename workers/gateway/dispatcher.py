@@ -50,7 +50,7 @@ class Dispatcher(Recovery):
         self.router = Router(environment, loaded, self.peers)
         self.live: dict[str, LiveRequest] = {}
         self.attempts: dict[str, tuple[LiveRequest, Attempt]] = {}
-        self._records = RecordWriter(environment.records)
+        self._records = RecordWriter(environment.records, environment.unwritten, environment.records_limit_bytes)
         self.on_settled: Callable[[RequestLog], None] = lambda _: None
         """Told of every request when its log is complete."""
 

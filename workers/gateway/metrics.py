@@ -167,6 +167,11 @@ class Metrics:
                 for peer, direction, traffic, size, _ in rows
             ],
         )
+        out.counter(
+            "pddbed_unwritten_lines_total",
+            "Lines of records and logs of this gateway that could not be written.",
+            [({"kind": kind}, lines) for kind, lines in self._dispatcher.environment.unwritten.counts.items()],
+        )
         out.gauge(
             "pddbed_wire_rtt_seconds",
             "Last round trip of a ping on the control connection.",

@@ -3,14 +3,15 @@
 The rules are the attempts' (`attempts.py`) and the routes' (`policy.py`); here they meet connections and timers.
 """
 
-import asyncio
 import time
+from functools import partial
 
 from workers.environment import WorkerEnvironment
 from workers.gateway.attempts import ANSWERLESS, HOPELESS, Attempt, LiveRequest
 from workers.gateway.routing import Router
 from workers.policy import NoRoute, Route
 from workers.roles.active import RequestFailed
+from workers.wire.deadlines import Timer
 from workers.wire.messages import Cancel, RequestSpec, Unheard, Without
 from workers.wire.peers import Peers
 
@@ -141,8 +142,7 @@ class Recovery:
             self._give_up(request)
             return
         request.note_recovery("nobody", [])
-        wait_s = max(peer.path.connect_s for peer in absent)
-        request.stranded = asyncio.get_running_loop().call_later(wait_s, self._give_up, request)
+        request.stranded = Timer(lambda: max(peer.path.connect_s for peer in absent), partial(self._give_up, request))
 
     def _give_up(self, request: LiveRequest) -> None:
         first = next(iter(request.losses.values()), RequestFailed("worker_lost", "the answer ended before its end"))

@@ -63,13 +63,15 @@ class Gateway:
         await self.dispatcher.close()
 
     async def _until_routable(self) -> None:
-        rtt_s = max((peer.path.rtt_s for peer in self.dispatcher.peers.known.values()), default=0.0)
-        end = asyncio.get_running_loop().time() + CONNECT_S + CONNECT_ROUND_TRIPS * rtt_s
+        clock = asyncio.get_running_loop().time
+        began = clock()
         while True:
             try:
                 self.dispatcher.route_now()
                 return
             except NoRoute:
-                if asyncio.get_running_loop().time() > end:
+                paths = [peer.path for peer in self.dispatcher.peers.known.values()]
+                trip_s = max((path.rtt_s + path.queue_s for path in paths), default=0.0)
+                if clock() > began + CONNECT_S + CONNECT_ROUND_TRIPS * trip_s:
                     raise
                 await asyncio.sleep(0.02)

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from workers.models.config import ModelError
@@ -158,8 +159,20 @@ def _one_line(error: object) -> str:
     return " ".join(str(error).split())
 
 
+class _Environment(ImmutableSandboxedEnvironment):
+    """Bounds what one multiplication or power in a template may make."""
+
+    intercepted_binops = frozenset(("*", "**"))
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        sizes = [len(side) if hasattr(side, "__len__") else abs(side) for side in (left, right)]
+        if (operator == "**" and max(sizes) > 1000) or (operator == "*" and sizes[0] * sizes[1] > 10**9):
+            raise OverflowError(f"{operator} of {sizes[0]} and {sizes[1]}")
+        return super().call_binop(context, operator, left, right)
+
+
 def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
+    environment = _Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
     )
     environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}

@@ -48,7 +48,12 @@ class Checkpoint:
                 f"{self._directory}: weight {name} is missing; the checkpoint is incomplete, fetch it again"
             )
         self._read.add(name)
-        return _to_float32(self._open[self._files[name]].get_tensor(name), f"{self._directory}: weight {name}")
+        try:
+            tensor = self._open[self._files[name]].get_tensor(name)
+        except (SafetensorError, AttributeError, RuntimeError) as error:  # also of types that only newer ones know
+            file = self._directory / self._files[name]
+            raise ModelError(f"{file}: weight {name} cannot be read ({error}); take the model in bfloat16") from error
+        return _to_float32(tensor, f"{self._directory}: weight {name}")
 
     def __contains__(self, name: str) -> bool:
         return name in self._files
@@ -86,8 +91,10 @@ class Checkpoint:
 
     def _found(self) -> dict[str, str]:
         """All `.safetensors` files without an index; `consolidated*` is the same model in Mistral's own names."""
-        paths = [path for path in self._directory.iterdir() if path.suffix.lower() == ".safetensors"]
-        other = [path.name for path in self._directory.glob("*.safetensors.index.json")]
+        # a file whose name begins with a dot is macOS's note about another
+        seen = [path for path in self._directory.iterdir() if path.is_file() and not path.name.startswith(".")]
+        paths = [path for path in seen if path.suffix.lower() == ".safetensors"]
+        other = [path.name for path in seen if re.search(r"\.safetensors\.index\b.*\.json$", path.name, re.IGNORECASE)]
         if other:
             raise ModelError(
                 f"{self._directory} has {sorted(other)[0]} and no {_INDEX}; take the one in Hugging Face's layout"

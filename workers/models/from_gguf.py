@@ -45,8 +45,7 @@ HONOURED = (
     *("attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.value_length"),
     *("attention.layer_norm_rms_epsilon", "attention.sliding_window", "rope.dimension_count", "rope.freq_base"),
     *("rope.scale_linear", "rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length"),
-    *("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor", "rope.scaling.yarn_beta_fast"),
-    "rope.scaling.yarn_beta_slow",
+    *("rope.scaling.attn_factor", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"),
 )
 NEUTRAL = ("tensor_data_layout", "rope.scaling.finetuned", "attention.layer_norm_epsilon", "expert_used_count")
 """Keys without effect here: the last two belong to norms and experts that these models do not have."""
@@ -68,6 +67,7 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "leading_dense_block_count": (0,),
     "rope.scaling.yarn_log_multiplier": (0,),
     "rope.scaling.yarn_ext_factor": (1,),
+    "rope.scaling.yarn_attn_factor": (1,),
 }
 """Keys that are accepted with these values only, which mean that there is no such thing."""
 
@@ -119,7 +119,7 @@ def gguf_config(file: GgufFile) -> ModelConfig:
         rms_eps=file.get("attention.layer_norm_rms_epsilon"),
         tied="output.weight" not in file,
         qkv_bias="blk.0.attn_q.bias" in file,
-        qk_norm="blk.0.attn_q_norm.weight" in file,
+        qk_norm=file.architecture == "qwen3",
         bos_id=gguf_bos_id(file),
         eos_ids=gguf_end_ids(file),
     )
@@ -133,7 +133,7 @@ def _rope(file: GgufFile, head_dim: int) -> tuple[tuple[float, ...] | None, floa
     """
     kind = file.get("rope.scaling.type", "linear")
     factor = file.get("rope.scaling.factor", 0) or file.get("rope.scale_linear", 0) or 1.0
-    magnitude = file.get("rope.scaling.attn_factor", 1.0) * file.get("rope.scaling.yarn_attn_factor", 1.0)
+    magnitude = file.get("rope.scaling.attn_factor", 1.0)
     pairs = head_dim // 2
     if kind == "yarn":
         original = file.get("rope.scaling.original_context_length", 0) or file.get("context_length")
@@ -147,7 +147,7 @@ def _rope(file: GgufFile, head_dim: int) -> tuple[tuple[float, ...] | None, floa
         raise ModelError(
             f'{file.path}: rope scaling "{kind}" is not supported, only linear and yarn; take another model'
         )
-    if "rope_freqs.weight" in file:
+    if "rope_freqs.weight" in file and file.architecture == "llama":
         factors = factors * file.tensor("rope_freqs.weight")
     if factors.shape != (pairs,) or not (np.isfinite(factors).all() and (factors > 0).all() and magnitude > 0):
         raise ModelError(f"{file.path}: its rope scaling makes no frequencies for heads of {head_dim}; fetch it again")

@@ -52,7 +52,7 @@ def load_hf(directory: Path) -> tuple[ModelConfig, dict[str, np.ndarray], TextTo
     given = read_json(directory / "config.json")
     config = hf_config(directory, given)
     # DeepSeek's own code rotates neighbours; V3 checkpoints that were converted say so.
-    paired = config.latent is not None and given.get("rope_interleave", True)
+    paired = config.latent is not None and (given["model_type"] != "deepseek_v3" or given.get("rope_interleave", True))
     checkpoint = Checkpoint(directory)
     names, neutral = _NAMES, list(_NEUTRAL)
     if config.tied and f"{names.head}.weight" in checkpoint:

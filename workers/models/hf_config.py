@@ -45,22 +45,26 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "attention_bias": (False, None),
     "partial_rotary_factor": (1.0, None),
     "is_encoder_decoder": (False, None),
+    "is_causal": (True, None),
     "moe_layer_freq": (1,),
+    "scoring_func": ("softmax", "sigmoid"),
 }
 """Keys that are accepted with these values only: with others we would compute something else."""
 NEUTRAL = (
     *("_.*", ".*_version", "torch_dtype", "dtype", "use_cache", "initializer_.*", ".*dropout.*", ".*_pdrop"),
-    *("(pad|unk|sep|cls|mask|decoder_start)_token_id", "auto_map", "(id2label|label2id|num_labels|problem_type)"),
-    *("output_.*", "return_dict.*", "tokenizer_class", "model_max_length", "max_sequence_length", "unsloth_.*"),
     *(
-        "pretraining_tp",
-        "chunk_size_feed_forward",
-        "is_llama_config",
-        r"transformers\.js_config",
-        "attn_implementation",
+        "(pad|unk|sep|cls|mask|decoder_start)_token_id",
+        "auto_map",
+        "id2label",
+        "label2id",
+        "num_labels",
+        "problem_type",
     ),
-    *("(use_|do_)?sample", "temperature", "top_[kp]", "(max|min)_(new_)?(length|tokens)", "num_beams"),
-    *(".*_loss.*", "seq_aux", "ep_size", "num_nextn_predict_layers", "num_mtp_layers", "qk_head_dim"),
+    *("output_.*", "return_dict.*", "tokenizer_class", "model_max_length", "max_sequence_length", "unsloth_.*"),
+    *("pretraining_tp", "chunk_size_feed_forward", "is_llama_config", "is_decoder", "attn_implementation"),
+    *(r"transformers\.js_config", ".*_loss.*", "seq_aux", "ep_size", "num_nextn_predict_layers", "num_mtp_layers"),
+    *("qk_head_dim", "temperature", "top_[kp]", "typical_p", "do_sample", "(max|min)_length", "max_new_tokens"),
+    *(".*_penalty", ".*no_repeat_ngram_size", "num_beams", "num_beam_groups", "num_return_sequences"),
 )
 """Patterns of keys that change no answer: bookkeeping, training, generation settings that requests carry themselves."""
 
@@ -136,8 +140,8 @@ def _check_keys(place: Path, kind: str, given: Mapping[str, Any]) -> None:
     for key, value in given.items():
         if key in known or (key == "attention_bias" and kind == "qwen2"):
             continue
-        if key in ONLY or (key == "scoring_func" and "deepseek" in kind):
-            only = ONLY.get(key) or ("sigmoid" if kind == "deepseek_v3" else "softmax",)
+        if key in ONLY:
+            only = ONLY[key] if key != "scoring_func" else ONLY[key][kind == "deepseek_v3" :][:1]
             if value not in only:
                 raise ModelError(f"{place}: {key} = {value} is not supported, only {only[0]}; take another model")
         elif not _off(value) and not any(re.fullmatch(pattern, key) for pattern in NEUTRAL):

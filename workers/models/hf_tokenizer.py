@@ -15,6 +15,7 @@ from workers.models.config import ModelConfig, ModelError
 from workers.models.text import TextTokenizer
 
 _MAX_TOKENIZER_BYTES = 64 << 20  # Gemma's has 33 MB
+_SAMPLE = "Hello, world 1"
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _CLASS_DEFAULTS = {
     "Llama": {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
@@ -24,7 +25,10 @@ _CLASS_DEFAULTS = {
 
 
 def hf_tokenizer(directory: Path, config: ModelConfig) -> TextTokenizer:
-    """The tokenizer in `tokenizer.json` with the chat templates beside it, if there are some. Raises ModelError."""
+    """The tokenizer in `tokenizer.json` with the chat templates beside it, if there are some. Raises ModelError.
+
+    An answer also ends at the tokenizer's own `eos_token`, as in vLLM.
+    """
     path = directory / "tokenizer.json"
     if not path.exists():
         raise ModelError(f"{path} is missing; fetch the checkpoint again, with its tokenizer")
@@ -36,8 +40,16 @@ def hf_tokenizer(directory: Path, config: ModelConfig) -> TextTokenizer:
     if about and "added_tokens_decoder" in about:
         _add_tokens(raw, about["added_tokens_decoder"], directory / "tokenizer_config.json")
     templates, place = _templates(directory, about or {})
-    chat = ChatTemplate(templates, _special_tokens(directory, about, raw, config), str(place)) if templates else None
-    return TextTokenizer(raw, config.eos_ids, chat)
+    special = _special_tokens(directory, about, raw, config)
+    chat = ChatTemplate(templates, special, str(place)) if templates else None
+    ends = (*config.eos_ids, raw.token_to_id(special["eos_token"]) if "eos_token" in special else None)
+    tokenizer = TextTokenizer(raw, [id for id in ends if id is not None], chat)
+    if tokenizer.decode(raw.encode(_SAMPLE).ids).strip() != _SAMPLE:
+        raise ModelError(
+            f"{path}: its kind of tokenizer is not supported, only byte-level BPE and SentencePiece's BPE with byte "
+            "fallback; take another model"
+        )
+    return tokenizer
 
 
 def _add_tokens(raw: RawTokenizer, added: Mapping[str, Any], place: Path) -> None:

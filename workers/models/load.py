@@ -90,7 +90,16 @@ def _locate(name: str) -> Path:
 def _read(path: Path) -> tuple[ModelConfig, Weights, Tokenizer]:
     try:
         config, weights, tokenizer = load_hf(path) if path.is_dir() else load_gguf(path)
-    except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError, MemoryError, OSError) as error:
+    except (
+        ArithmeticError,
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        RuntimeError,
+        MemoryError,
+        OSError,
+    ) as error:
         # A checkpoint is foreign data: sizes that contradict each other surface wherever they are first used.
         raise ModelError(f"{path}: the checkpoint contradicts itself ({error}); fetch it again") from error
     check_shapes(config, weights)

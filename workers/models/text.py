@@ -66,7 +66,8 @@ class TextTokenizer:
         if token is None:
             return b""
         if not self._byte_fallback:
-            return bytes(_ALPHABET[character] for character in token)
+            known = all(character in _ALPHABET for character in token)  # a reserved token may be any text
+            return bytes(_ALPHABET[character] for character in token) if known else token.encode()
         byte = _BYTE_TOKEN.fullmatch(token)
         return bytes.fromhex(byte[1]) if byte else token.replace("▁", " ").encode()
 

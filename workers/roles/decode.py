@@ -8,6 +8,7 @@ for a while, prefill is told where to go on, and the next transfer of the same r
 import asyncio
 import contextlib
 import logging
+from functools import partial
 from typing import Any
 
 from workers.cache import MissingBlocks
@@ -17,6 +18,7 @@ from workers.events import Teller
 from workers.models import LoadedModel
 from workers.roles.active import Active, Bounded, RequestFailed
 from workers.roles.worker import Worker
+from workers.wire.deadlines import Timer
 from workers.wire.frames import WireError
 from workers.wire.kv_encoding import Fp8
 from workers.wire.kv_receive import RefuseTransfer
@@ -61,7 +63,7 @@ class Incoming:
         self._active = active
         self._pool = active.worker.pool
         self._target: Target | None = None
-        self._waiting: asyncio.TimerHandle | None = None
+        self._waiting: Timer | None = None
         self._arrived_blocks = 0
         self._copy_ns = 0
         self._expected_blocks = self._pool.blocks_for(len(active.spec.prompt)) - active.held_blocks
@@ -121,8 +123,11 @@ class Incoming:
         path = peers.known[active.spec.prefill].path
         with contextlib.suppress(WireError):  # prefill tries again by itself, as long as it lives
             peers.post(active.spec.prefill, KvWanted(request=active.spec.id, first_block=active.held_blocks))
-        loop = asyncio.get_running_loop()
-        self._waiting = loop.call_later(path.connect_s + path.reply_s, active.end, failure)
+        self._waiting = Timer(
+            lambda: path.connect_s + path.reply_s,
+            partial(active.end, failure),
+            lambda: peers.bulk_moved(active.spec.prefill),
+        )
 
 
 class DecodeWorker(Worker):

@@ -42,11 +42,10 @@ class Following:
         """`relayed` has changed, or KV has come."""
         self._news.set()
 
-    async def news(self, within_s: float) -> None:
-        """Return after the next `note`. Raises TimeoutError."""
+    async def news(self) -> None:
+        """Return after the next `note`."""
         self._news.clear()
-        async with asyncio.timeout(within_s):
-            await self._news.wait()
+        await self._news.wait()
 
     async def follow(self) -> list[Generated]:
         """Compute the KV of all ids that have come, in one extend; returns the tokens sampled behind them, one or more.

@@ -13,6 +13,7 @@ from workers.models import LoadedModel
 from workers.roles.active import RequestFailed
 from workers.roles.decode import DecodeWorker, Decoding
 from workers.roles.handover import Following, write_tail
+from workers.wire.deadlines import within
 from workers.wire.messages import KvTail, Message, RequestSpec, TokenIds, Unheard, Without
 
 log = logging.getLogger(__name__)
@@ -105,20 +106,28 @@ class Hearing(DecodeWorker):
     async def hear(self, active: MainDecoding, relay: str) -> None:
         """Wait for more of the relay; if it cannot be heard in time, for the gateway's word. Raises RequestFailed."""
         # an answer that is nearly over may finish on the relay first, so the relay always has something to send
-        reply_s = self.peers.known[relay].path.reply_s
         try:
-            await active.following.news(reply_s)
+            await self._news(active, relay)
         except TimeoutError:
+            reply_s = self.peers.known[relay].path.reply_s
             await self.ask_gateway(active, relay, f"{relay} sent no token ids within {reply_s:.1f} s")
+
+    async def _news(self, active: MainDecoding, peer: str, *, stall: bool = False) -> None:
+        """The next that is heard of a request: within the reply deadline, or the stall deadline, of `peer`, counted
+        from when no part of anything long has come from it or gone to it. Raises TimeoutError.
+        """
+        path = self.peers.known[peer].path
+        async with within(lambda: path.stall_s if stall else path.reply_s, lambda: self.peers.bulk_moved(peer)):
+            await active.following.news()
 
     async def ask_gateway(self, active: MainDecoding, relay: str, reason: str) -> None:
         self._unheard(active, reason)
-        gateway_s = self.peers.known[active.spec.gateway].path.reply_s
-        relayed = active.following.relayed
+        gateway, relayed = active.spec.gateway, active.following.relayed
         try:
             while not relayed.over:
-                await active.following.news(gateway_s)
+                await self._news(active, gateway)
         except TimeoutError:
+            gateway_s = self.peers.known[gateway].path.reply_s
             raise RequestFailed(
                 "handover_deadline",
                 f"{self.environment.host}: no token ids from {relay}, nor within {gateway_s:.1f} s from the gateway",
@@ -126,12 +135,12 @@ class Hearing(DecodeWorker):
 
     async def await_tail(self, active: MainDecoding, relay: str) -> None:
         """Wait for the KV that the relay has announced, as long as it keeps coming and the relay does not give up."""
-        following, relayed = active.following, active.following.relayed
-        start_ns, stall_s = time.monotonic_ns(), self.peers.known[relay].path.stall_s
+        relayed, start_ns = active.following.relayed, time.monotonic_ns()
         try:
             while active.tail is not None and active.tail < relayed.tail:
-                await following.news(stall_s)
+                await self._news(active, relay, stall=True)
         except TimeoutError:
+            stall_s = self.peers.known[relay].path.stall_s
             log.info("request %s: no KV of the answer came within %.1f s; computing it", active.spec.id, stall_s)
         came = min(active.tail or 0, len(relayed.ids) - 1)
         active.sequence.computed = active.sequence.prompt_len + came

@@ -130,7 +130,7 @@ class MainDecodeWorker(Hearing):
         relay, relay_itl, own_itl = active.spec.relay, following.relay_pace.itl_ns, following.own_pace.itl_ns
         if relay is None or relay_itl is None or own_itl is None:
             return
-        if not overtakes(relay_itl, own_itl, self.peers.known[relay].path.rtt_ns):
+        if not overtakes(relay_itl, own_itl, self.peers.known[relay].path.now.rtt_ns):
             self._stop_relay(active)
 
     def emit(

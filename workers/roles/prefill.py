@@ -12,7 +12,7 @@ from workers.environment import WorkerEnvironment
 from workers.models import LoadedModel
 from workers.roles.active import Active, logprobs_of
 from workers.roles.worker import Worker
-from workers.wire.deadlines import DeadlineExceeded
+from workers.wire.deadlines import DeadlineExceeded, within
 from workers.wire.frames import WireError
 from workers.wire.kv_encoding import Fp8, KvEncoding
 from workers.wire.kv_send import Delivered, OutgoingKv, TransferAborted, TransferRefused
@@ -170,7 +170,8 @@ class PrefillWorker(Worker):
     async def _still_wanted(self, wanted: "asyncio.Future[int]", name: str, first_block: int) -> int:
         """What the receiver says it wants after a broken transfer; everything it wanted before if it says nothing."""
         try:
-            async with asyncio.timeout(WANTED_S + self.peers.known[name].path.rtt_s):
+            path = self.peers.known[name].path
+            async with within(lambda: WANTED_S + path.rtt_s + path.queue_s):
                 return max(first_block, await wanted)
         except TimeoutError:
             return first_block

@@ -91,7 +91,9 @@ class Worker(Answers):
         )
         self._pace_log: PaceLog | None = None
         if environment.profile is not None and environment.records is not None:
-            self._pace_log = PaceLog(environment.records, environment.host, environment.profile, self._pace)
+            self._pace_log = PaceLog(
+                environment.records, environment.host, environment.profile, self._pace, environment.unwritten
+            )
         self.active: dict[str, Active] = {}
         self.ended = Bounded()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -221,8 +223,13 @@ class Worker(Answers):
     def spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._finished)
         return task
+
+    def _finished(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("a task of this worker ended", exc_info=task.exception())
 
     # -- Handler -----------------------------------------------------------------------------------------------
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from workers.wire import frames, handshake
 from workers.wire.counters import Counters, Direction
-from workers.wire.deadlines import DeadlineExceeded, Path
+from workers.wire.deadlines import SAME_DATACENTER, DeadlineExceeded, Path, within
 from workers.wire.frames import FrameError, Header, Kind, WireError
 from workers.wire.messages import Facts, Hello, Message, Proof, Refused, Welcome, decode, encode, kind_of
-from workers.wire.stream import Batch, ConnectionLost, Stream, Target
+from workers.wire.stream import LITTLE_BYTES, MAX_SYN_RETRIES, Batch, ConnectionLost, Stream, Target
 
 CHANNELS = ("control", "kv")
 
@@ -86,12 +86,14 @@ class Connection:
         """
         if self._body_left:
             raise RuntimeError(f"{self._body_left} bytes of the last frame's body were not read")
-        stall_s = self._path.stall_s
+        stall_s = self._stream.stall_s
+        self._stream.in_bulk = False
         try:
             raw = await self._stream.read_bytes(frames.HEADER.size, None if idle_ok else stall_s)
             header = frames.parse_header(raw)
             if only is not None and header.kind not in only:
                 raise FrameError(f"{header.kind.name} frame on a {self.channel} connection of {self.peer}")
+            self._stream.in_bulk = header.message_bytes + header.body_bytes > LITTLE_BYTES
             data = await self._stream.read_bytes(header.message_bytes, stall_s)
             header.verify(data)
             message = decode(header.kind, data)
@@ -108,7 +110,7 @@ class Connection:
         if target.size != self._body_left:
             raise RuntimeError(f"a target of {target.size} bytes for a body of {self._body_left}")
         try:
-            await self._stream.read(target, self._path.stall_s)
+            await self._stream.read(target, self._stream.stall_s)
         except WireError as error:
             self.close(str(error))
             raise
@@ -127,17 +129,30 @@ class Connection:
         """Wait for the peer's answer to what was sent, as long as the kernel still gets rid of bytes towards it.
 
         A plain deadline would count the minutes that a full socket buffer takes on a slow link. Returns when `answer`
-        is done; raises DeadlineExceeded, and closes, when neither bytes nor answer move for the path's deadline.
+        is done; raises DeadlineExceeded, and closes, when neither bytes nor answer move for two reply deadlines: one
+        for what the peer's kernel has taken, and the peer has still to read, and one for the answer.
         """
-        waiting = self._stream.unacknowledged_bytes()
-        while not answer.done():
-            await asyncio.wait([answer], timeout=self._path.reply_s)
+
+        def limit_s() -> float:
+            return 2 * self._path.reply_s
+
+        try:
+            async with within(limit_s, self._stream.unacknowledged_bytes):
+                await asyncio.wait([answer])
+        except TimeoutError:
             left = self._stream.unacknowledged_bytes()
-            if not answer.done() and left >= waiting:
-                reason = f"{self.peer} did not answer within {self._path.reply_s:.1f} s ({left} bytes on their way)"
-                self.close(reason)
-                raise DeadlineExceeded(reason)
-            waiting = left
+            reason = f"{self.peer} did not answer within {limit_s():.1f} s ({left} bytes on their way)"
+            self.close(reason)
+            raise DeadlineExceeded(reason) from None
+
+    def moved(self) -> tuple[int, int]:
+        """See `Stream.moved`."""
+        return self._stream.moved()
+
+    def follow(self) -> None:
+        """The path may have other deadlines now: the kernel's are to be the same."""
+        if self._stream.behind:
+            self._stream.follow()
 
     def close(self, reason: str) -> None:
         """Close now; every waiter gets ConnectionLost(reason)."""
@@ -202,11 +217,15 @@ async def dial(address: str, port: int, peer: str, channel: str, local: Local, p
     """Connect to `peer` and agree. Raises WireError, with the peer's name and address in its sentence."""
     where = f"{peer} at {address}:{port}"
     path = path.of_channel(channel)
-    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    except OSError as error:  # out of file descriptors: perhaps not the next time
+        raise ConnectionLost(f"cannot connect to {where}: {error.strerror}") from None
     sock.setblocking(False)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_SYNCNT, MAX_SYN_RETRIES)  # until our own deadline, which moves
     connection: Connection | None = None
     try:
-        async with asyncio.timeout(path.connect_s):
+        async with within(lambda: path.connect_s):
             await asyncio.get_running_loop().sock_connect(sock, (address, port))
             connection = Connection(Stream(sock, path), path, local.counters)
             connection.peer, connection.channel = peer, channel
@@ -234,16 +253,18 @@ async def dial(address: str, port: int, peer: str, channel: str, local: Local, p
     return connection
 
 
-async def accept(sock: socket.socket, local: Local, path_of: Callable[[str], Path | None]) -> Connection:
+async def accept(
+    sock: socket.socket, local: Local, path_of: Callable[[str], Path | None], stranger: Path = SAME_DATACENTER
+) -> Connection:
     """Answer a dialer. `path_of` gives the path to a peer by its name, None for a name this worker does not know.
 
-    Raises WireError after telling the peer why; the socket is closed then.
+    `stranger`: the path that holds until the dialer has said its name. Raises WireError after telling the peer why; the
+    socket is closed then.
     """
-    stranger = Path()
     connection = Connection(Stream(sock, stranger), stranger, local.counters)
     try:
-        # the dialer may be across the slowest link: its own deadline is the shorter one
-        async with asyncio.timeout(60):
+        # the dialer's own deadline is the shorter one
+        async with within(lambda: _accept_s(stranger)):
             facts, channel = await connection._admit(local)
             path = path_of(facts.name)
             if path is None:
@@ -256,10 +277,15 @@ async def accept(sock: socket.socket, local: Local, path_of: Callable[[str], Pat
                 await connection.send(Refused(reason=str(error)[:4000] or "handshake took too long"))
         connection.close(f"handshake failed: {error}")
         if isinstance(error, TimeoutError):
-            raise DeadlineExceeded("a dialer did not finish the handshake within 60 s") from None
+            limit_s = _accept_s(stranger)
+            raise DeadlineExceeded(f"a dialer did not finish the handshake within {limit_s:.0f} s") from None
         raise
     except BaseException:
         connection.close("handshake cancelled")
         raise
     connection.establish(path, facts.name, channel)
     return connection
+
+
+def _accept_s(path: Path) -> float:
+    return max(60.0, 2 * path.connect_s)

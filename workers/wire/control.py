@@ -27,9 +27,11 @@ class ControlLink:
         path: Path,
         on_message: Callable[[str, Message], None],
         status: Callable[[str], Status | None],
+        moved: Callable[[str], int],
         *,
         pings: bool,
     ) -> None:
+        """`moved`: bytes from and to the peer, on all its connections, that say that it is there."""
         self.peer = connection.peer
         self.rtt_ns: int | None = None
         self.peer_status: Status | None = None
@@ -37,6 +39,7 @@ class ControlLink:
         self._path = path
         self._on_message = on_message
         self._status = status
+        self._moved = moved
         self._pings = pings
         self._outgoing: deque[Message] = deque()
         self._wake = asyncio.Event()
@@ -97,10 +100,15 @@ class ControlLink:
                 await self._connection.send_all(messages)
 
     async def _watch(self) -> None:
+        seen = self._moved(self.peer)
         while True:
             if self._pings:
                 self.post(Ping(sent_ns=time.monotonic_ns()))
+            heard_ns = self._heard_ns
             await asyncio.sleep(self._path.ping_every_s)
+            seen, seen_before = self._moved(self.peer), seen
+            if seen != seen_before and self._heard_ns == heard_ns:  # no whole message, but parts of one
+                self._heard_ns = time.monotonic_ns()
             silent_s = (time.monotonic_ns() - self._heard_ns) / 1e9
             if silent_s > self._path.stall_s:
                 raise DeadlineExceeded(f"{self.peer} has been silent for {silent_s:.1f} s")

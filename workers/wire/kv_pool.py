@@ -5,13 +5,14 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from workers.wire.connection import Connection
-from workers.wire.deadlines import SHORT_LIFE_S, Path
+from workers.wire.deadlines import SHORT_LIFE_S, Path, Timer
 from workers.wire.frames import FrameError, Kind, WireError
 from workers.wire.messages import KvReceived, KvRefused
 from workers.wire.stream import ConnectionLost
-from workers.wire.warming import pad, warm_up_for
+from workers.wire.warming import NO_WARM_UP, WarmUp, pad, warm_up_for
 
 log = logging.getLogger(__name__)
 
@@ -84,14 +85,14 @@ class KvPool:
         self._tasks: list[asyncio.Task[None]] = []
         self._error = "not tried yet"
         self._on_change = on_change
-        self._warm_up = warm_up_for(path, size) if warm else None
+        self._warms = warm
         self._widest: KvChannel | None = None
         self.up = 0
 
     @property
     def keep_alive_s(self) -> float:
-        """A transfer that has nothing to send for so long says that it is alive: well within the stall deadline."""
-        return self._path.stall_s / 4
+        """See `Path.keep_alive_s`."""
+        return self._path.keep_alive_s
 
     def start(self) -> None:
         self._tasks = [asyncio.create_task(self._keep_up(), name=f"kv to {self.peer}") for _ in range(self.size)]
@@ -113,7 +114,7 @@ class KvPool:
             return channel
         future: asyncio.Future[KvChannel] = asyncio.get_running_loop().create_future()
         self._waiters.append(future)
-        timer = asyncio.get_running_loop().call_later(self._path.connect_s, self._give_up, future)
+        timer = Timer(lambda: self._path.connect_s, partial(self._give_up, future), self._up_since)
         try:
             return await future
         except asyncio.CancelledError:
@@ -146,12 +147,12 @@ class KvPool:
         channel.lent = False
         self._idle.append(channel)
 
+    def _up_since(self) -> object:
+        """Another value each time, as long as the peer is up."""
+        return object() if self.up else None
+
     def _give_up(self, future: "asyncio.Future[KvChannel]") -> None:
-        if future.done():
-            return
-        if self.up:
-            asyncio.get_running_loop().call_later(self._path.connect_s, self._give_up, future)
-        else:
+        if not future.done():
             future.set_exception(PeerUnreachable(f"{self.peer} is unreachable: {self._error}"))
 
     def _fail_waiters(self, error: WireError) -> None:
@@ -167,20 +168,24 @@ class KvPool:
             failures += 1
             try:
                 connection = await self._dial()
+                since = clock()
+                await self._lend(KvChannel(connection))
             except WireError as error:
                 if str(error) != self._error:
                     log.warning("%s", error)
                 self._error = str(error)
                 continue
-            since = clock()
-            await self._lend(KvChannel(connection))
+            except Exception as error:  # a bug costs this connection, not every later one
+                log.exception("a KV connection to %s failed", self.peer)
+                self._error = f"{type(error).__name__}: {error}"
+                continue
             if clock() - since > SHORT_LIFE_S:
                 failures = 0
 
     async def _lend(self, channel: KvChannel) -> None:
         self._count(+1)
         self.release(channel)
-        warming = asyncio.create_task(self._warm(channel)) if self._warm_up is not None else None
+        warming = asyncio.create_task(self._warm(channel)) if self._warms else None
         try:
             await channel.listen()
         except WireError as error:
@@ -197,16 +202,20 @@ class KvPool:
 
     async def _warm(self, channel: KvChannel) -> None:
         """Open the window of a new connection while nobody wants it: see `warming`."""
-        plan = self._warm_up
-        assert plan is not None
+
+        def plan() -> WarmUp:
+            return warm_up_for(self._path, self.size) or NO_WARM_UP
+
+        if plan() is NO_WARM_UP:
+            return
         with contextlib.suppress(WireError):
-            sent = await pad(channel.connection, plan.share_bytes, plan.deadline_s, lambda: channel.lent)
+            sent = await pad(channel.connection, plan, lambda: plan().share_bytes, lambda: channel.lent)
             if self._widest is not None or channel.lent:
                 return
             self._widest = channel
             self._idle.remove(channel)
             self._idle.append(channel)
-            await pad(channel.connection, plan.whole_bytes - sent, plan.deadline_s, lambda: channel.lent)
+            await pad(channel.connection, plan, lambda: plan().whole_bytes - sent, lambda: channel.lent)
 
     def _count(self, change: int) -> None:
         self.up += change

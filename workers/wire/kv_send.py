@@ -133,7 +133,7 @@ class OutgoingKv:
             channel = await self._queue(pool)
             queue_ns = time.monotonic_ns() - queued_ns
         try:
-            return await self._send(channel, queue_ns, pool.keep_alive_s)
+            return await self._send(channel, queue_ns, pool)
         finally:
             pool.release(channel)
 
@@ -163,7 +163,7 @@ class OutgoingKv:
         finally:
             self._queueing = None
 
-    async def _send(self, channel: KvChannel, queue_ns: int, keep_alive_s: float) -> Delivered:
+    async def _send(self, channel: KvChannel, queue_ns: int, pool: KvPool) -> Delivered:
         connection = channel.connection
         self._answer = answer = channel.expect(self.transfer)
         start_ns = time.monotonic_ns()
@@ -177,7 +177,7 @@ class OutgoingKv:
                 encoding=None if self._encoding is None else self._encoding.name,
             )
             await connection.send(begin)
-            await self._send_blocks(connection, answer, keep_alive_s)
+            await self._send_blocks(connection, answer, pool)
             if self._aborted is None and not answer.done():
                 first = self._source.first
                 assert first is not None
@@ -200,7 +200,7 @@ class OutgoingKv:
         return Delivered(queue_ns, start_ns, received.received_ns, self.kv_bytes, self._chunks, self._waited_ns)
 
     async def _send_blocks(
-        self, connection: Connection, answer: "asyncio.Future[KvReceived | KvRefused]", keep_alive_s: float
+        self, connection: Connection, answer: "asyncio.Future[KvReceived | KvRefused]", pool: KvPool
     ) -> None:
         """Everything as it becomes final; returns early when the transfer is given up on either side."""
         first = self._first_block
@@ -221,7 +221,7 @@ class OutgoingKv:
                 return
             if end == self._sendable(end) and self._source.first is None:
                 waiting_ns = time.monotonic_ns()
-                while await self._nothing_new(answer, keep_alive_s):
+                while await self._nothing_new(answer, pool.keep_alive_s):
                     await connection.send(Padding())
                 self._waited_ns += time.monotonic_ns() - waiting_ns
             if answer.done():

@@ -17,13 +17,14 @@ from typing import Protocol
 from workers.wire import connection as wire_connection
 from workers.wire.connection import Connection, Local
 from workers.wire.control import ControlLink
-from workers.wire.deadlines import SAME_DATACENTER, SHORT_LIFE_S, Path
+from workers.wire.deadlines import LOOK_S, SAME_DATACENTER, SHORT_LIFE_S, Path
 from workers.wire.frames import WireError
 from workers.wire.kv_encoding import KvEncoding
 from workers.wire.kv_pool import KvPool, PeerUnreachable
 from workers.wire.kv_receive import Receiver, receive_transfers
 from workers.wire.kv_tail import TailReceiver, receive_tails
 from workers.wire.messages import Message, Status
+from workers.wire.stream import await_handshakes
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +91,10 @@ class Peers:
         self._errors: dict[str, str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._listener: socket.socket | None = None
+        self._moved: dict[str, tuple[int, int]] = dict.fromkeys(self.known, (0, 0))
+        self._handshake_s = 0.0  # as the listener's kernel knows it
+        self._moved_on: dict[Connection, tuple[int, int]] = {}
+        """What was counted of each open connection so far."""
         self.pools = {
             peer.name: KvPool(
                 peer.name, kv_connections, peer.path, partial(self._dial, peer, "kv"), handler.on_change, warm=warm_kv
@@ -114,6 +119,26 @@ class Peers:
 
     def link(self, peer: str) -> ControlLink | None:
         return self._links.get(peer)
+
+    def moved(self, peer: str) -> int:
+        """A number that grows as long as bytes move that say that the peer is there, on any of its connections."""
+        return self._count_moved(peer)[0]
+
+    def bulk_moved(self, peer: str) -> int:
+        """As `moved`, of bytes only that belong to something which takes a slow link a while: never of pings."""
+        return self._count_moved(peer)[1]
+
+    def _count_moved(self, peer: str) -> tuple[int, int]:
+        there, bulk = self._moved.get(peer, (0, 0))
+        for connection, (there_before, bulk_before) in list(self._moved_on.items()):
+            if connection.peer != peer:
+                continue
+            self._moved_on[connection] = there_now, bulk_now = connection.moved()
+            there, bulk = there + there_now - there_before, bulk + bulk_now - bulk_before
+            if connection.close_reason is not None:
+                del self._moved_on[connection]
+        self._moved[peer] = there, bulk
+        return there, bulk
 
     def connected(self) -> list[str]:
         """Peers whose control connection, and whole KV pool where there is one, are up."""
@@ -143,12 +168,14 @@ class Peers:
         if listener is not None:
             listener.setblocking(False)
             self._listener = listener
+            self._await_handshakes()
             self._spawn(self._accept_all(listener))
         for peer in self.known.values():
             if self.dials(peer):
                 self._spawn(self._keep_link(peer))
         for pool in self.pools.values():
             pool.start()
+        self._spawn(self._follow_links())
 
     async def close(self) -> None:
         """Close every connection and the listening socket."""
@@ -170,10 +197,32 @@ class Peers:
         if not task.cancelled() and task.exception() is not None:
             log.error("connection task failed", exc_info=task.exception())
 
+    async def _follow_links(self) -> None:
+        """Have the kernel's own deadlines follow the links; all others ask for themselves."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            for connection in list(self._moved_on):
+                try:
+                    connection.follow()
+                except OSError as error:  # it ends in this very moment; whoever uses it hears of it
+                    log.info("%s: the deadlines of a connection stay as they are: %s", connection.peer, error)
+            try:
+                self._await_handshakes()
+            except OSError as error:
+                log.info("the listener's deadlines stay as they are: %s", error)
+
+    def _await_handshakes(self) -> None:
+        connect_s = max((peer.path.connect_s for peer in self.known.values()), default=0.0)
+        if self._listener is not None and connect_s != self._handshake_s:
+            self._handshake_s = connect_s
+            await_handshakes(self._listener, connect_s)
+
     # -- dialling ----------------------------------------------------------------------------------------------
 
     async def _dial(self, peer: Peer, channel: str) -> Connection:
-        return await wire_connection.dial(peer.address, peer.port, peer.name, channel, self.local, peer.path)
+        connection = await wire_connection.dial(peer.address, peer.port, peer.name, channel, self.local, peer.path)
+        self._moved_on[connection] = 0, 0
+        return connection
 
     async def _keep_link(self, peer: Peer) -> None:
         clock = asyncio.get_running_loop().time
@@ -183,13 +232,17 @@ class Peers:
             failures += 1
             try:
                 connection = await self._dial(peer, "control")
+                since = clock()
+                await self._run_link(connection, peer, pings=True)
             except WireError as error:
                 if self._errors.get(peer.name) != str(error):
                     log.warning("%s", error)
                 self._errors[peer.name] = str(error)
                 continue
-            since = clock()
-            await self._run_link(connection, peer, pings=True)
+            except Exception as error:  # a bug costs this connection, not every later one
+                log.exception("the connection to %s failed", peer.name)
+                self._errors[peer.name] = f"{type(error).__name__}: {error}"
+                continue
             if clock() - since > SHORT_LIFE_S:
                 failures = 0
 
@@ -212,11 +265,12 @@ class Peers:
             return None if peer is None else peer.path
 
         try:
-            connection = await wire_connection.accept(sock, self.local, path_of)
+            connection = await wire_connection.accept(sock, self.local, path_of, self._path_from(sock))
         except WireError as error:
             log.warning("refused a connection: %s", error)
             return
         peer = self.known[connection.peer]
+        self._moved_on[connection] = 0, 0
         try:
             if connection.channel == "control":
                 await self._run_link(connection, peer, pings=False)
@@ -229,8 +283,18 @@ class Peers:
         finally:
             connection.close("not served")
 
+    def _path_from(self, sock: socket.socket) -> Path:
+        """The longest path to a peer of that address, of which there may be several; as within a datacenter if none."""
+        try:
+            address = sock.getpeername()[0]
+        except OSError:  # gone again
+            address = ""
+        paths = [peer.path for peer in self.known.values() if peer.address == address]
+        return max(paths, key=lambda path: path.connect_s, default=SAME_DATACENTER).of_channel("control")
+
     async def _run_link(self, connection: Connection, peer: Peer, *, pings: bool) -> None:
-        link = ControlLink(connection, peer.path, self._handler.on_message, self._handler.status_for, pings=pings)
+        handler = self._handler
+        link = ControlLink(connection, peer.path, handler.on_message, handler.status_for, self.moved, pings=pings)
         older = self._links.pop(peer.name, None)
         if older is not None:  # the peer restarted and dialled again before its old connection was seen to end
             older.close("replaced by a newer connection of the same peer")

@@ -10,15 +10,21 @@ import asyncio
 import contextlib
 import fcntl
 import socket
+import struct
 import sys
 import termios
 from collections.abc import Callable, Iterable
+from functools import partial
 
-from workers.wire.deadlines import DeadlineExceeded, Path
+from workers.wire.deadlines import DeadlineExceeded, Path, Timer
 from workers.wire.frames import WireError
 
 IOV_MAX = 512  # views per sendmsg; Linux takes 1024
 MAX_PACING_RATE = getattr(socket, "SO_MAX_PACING_RATE", 47)  # bytes/s; TCP paces itself, no qdisc is needed
+MAX_SYN_RETRIES = 127  # as the kernel has it
+SYN_RETRY_CAP_S = 120  # TCP_RTO_MAX
+ACKED = struct.Struct("=120xQQ")  # of struct tcp_info: tcpi_bytes_acked, tcpi_bytes_received (linux/tcp.h)
+LITTLE_BYTES = 4096  # pings, their answers and statuses; more than that is something that a slow link takes a while for
 SCRATCH = memoryview(bytearray(256 << 10))  # where bytes go that nobody wants any more: never read
 
 
@@ -106,6 +112,12 @@ class Stream:
         self._path = path
         self._loop = asyncio.get_running_loop()
         self._waiting: set[asyncio.Future[None]] = set()
+        self._stall_s = path.stall_s  # as the socket knows it
+        self._acked = self._received = self._taken = 0
+        self._backlog = False
+        self._bulk_read = 0
+        self.in_bulk = False
+        """What is being read belongs to something longer than `LITTLE_BYTES`."""
         self.close_reason: str | None = None
 
     async def send(self, batch: Batch) -> None:
@@ -115,18 +127,25 @@ class Stream:
             try:
                 batch.advance(self._sock.sendmsg(batch.head()))
             except (BlockingIOError, InterruptedError):
-                await self._ready(self._loop.add_writer, self._loop.remove_writer, self._path.stall_s)
+                # the kernel says that there is room when a third of a buffer of megabytes is free: minutes, at times
+                await self._ready(
+                    self._loop.add_writer, self._loop.remove_writer, self.stall_s, self.unacknowledged_bytes
+                )
             except OSError as error:
                 raise self._lost(error) from None
 
-    async def read(self, target: Target, deadline_s: float | None = None) -> None:
-        """Fill `target`. `deadline_s`: for each pause between bytes; None waits for ever (an idle connection may)."""
+    def stall_s(self) -> float:
+        """For how long no byte may move, at this moment."""
+        return self._path.stall_s
+
+    async def read(self, target: Target, limit_s: Callable[[], float] | None = None) -> None:
+        """Fill `target`. `limit_s`: of each pause between bytes; None waits for ever (an idle connection may)."""
         while buffers := target.buffers():
             self._check_open()
             try:
                 received = self._sock.recvmsg_into(buffers)[0]
             except (BlockingIOError, InterruptedError):
-                await self._ready(self._loop.add_reader, self._loop.remove_reader, deadline_s)
+                await self._ready(self._loop.add_reader, self._loop.remove_reader, limit_s)
                 continue
             except OSError as error:
                 raise self._lost(error) from None
@@ -134,12 +153,28 @@ class Stream:
                 self.close("the peer closed the connection")
                 self._check_open()
             target.advance(received)
+            self._bulk_read += received * self.in_bulk
 
-    async def read_bytes(self, size: int, deadline_s: float | None = None) -> memoryview:
+    async def read_bytes(self, size: int, limit_s: Callable[[], float] | None = None) -> memoryview:
         """Exactly `size` bytes; the caller has bounded `size`."""
         data = memoryview(bytearray(size))
-        await self.read(Target([data]), deadline_s)
+        await self.read(Target([data]), limit_s)
         return data
+
+    def moved(self) -> tuple[int, int]:
+        """Bytes that say that the peer is there, and of these the ones of what a slow link takes a while for.
+
+        Whatever the kernel has received, read or not, counts for the first. What the peer's kernel takes counts where
+        much is waiting to be taken: a stopped process's kernel takes pings as well, until its buffers are full.
+        """
+        if self.close_reason is None:
+            info = self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, ACKED.size)
+            if len(info) == ACKED.size:
+                acked, self._received = ACKED.unpack(info)
+                if self._backlog:
+                    self._taken += acked - self._acked
+                self._acked, self._backlog = acked, self.unacknowledged_bytes() > LITTLE_BYTES
+        return self._received + self._taken, self._bulk_read + self._taken
 
     def unacknowledged_bytes(self) -> int:
         """What the kernel still holds because the peer's kernel has not acknowledged it; 0 when closed."""
@@ -156,7 +191,18 @@ class Stream:
     def rebase(self, path: Path) -> None:
         """Derive deadlines from `path` from now on."""
         self._path = path
-        configure(self._sock, path)
+        self.follow()
+
+    def follow(self) -> None:
+        """Tell the kernel of the path's deadlines as they are now."""
+        if self.close_reason is None:
+            self._stall_s = self._path.stall_s
+            configure(self._sock, self._path)
+
+    @property
+    def behind(self) -> bool:
+        """The kernel still has other deadlines than the path."""
+        return self._stall_s != self._path.stall_s
 
     def close(self, reason: str) -> None:
         """Close now; whoever waits on the stream gets ConnectionLost(reason)."""
@@ -185,12 +231,13 @@ class Stream:
         self,
         register: Callable[..., None],
         unregister: Callable[[int], bool],
-        deadline_s: float | None,
+        limit_s: Callable[[], float] | None,
+        progress: Callable[[], object] | None = None,
     ) -> None:
         future: asyncio.Future[None] = self._loop.create_future()
         self._waiting.add(future)
         register(self._fd, _resolve, future)
-        timer = None if deadline_s is None else self._loop.call_later(deadline_s, _expire, future, deadline_s)
+        timer = None if limit_s is None else Timer(limit_s, partial(_expire, future, limit_s), progress)
         try:
             await future
         finally:
@@ -206,9 +253,17 @@ def _resolve(future: "asyncio.Future[None]") -> None:
         future.set_result(None)
 
 
-def _expire(future: "asyncio.Future[None]", deadline_s: float) -> None:
+def _expire(future: "asyncio.Future[None]", limit_s: Callable[[], float]) -> None:
     if not future.done():
-        future.set_exception(DeadlineExceeded(f"no byte moved for {deadline_s:.1f} s"))
+        future.set_exception(DeadlineExceeded(f"no byte moved for {limit_s():.1f} s"))
+
+
+def await_handshakes(sock: socket.socket, limit_s: float) -> None:
+    """Let TCP's handshakes on a listening socket take `limit_s`: the kernel gives them up after 63 s otherwise."""
+    waited_s, pause_s, retries = 1, 2, 1
+    while waited_s < limit_s and retries < MAX_SYN_RETRIES:
+        waited_s, pause_s, retries = waited_s + pause_s, min(2 * pause_s, SYN_RETRY_CAP_S), retries + 1
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_SYNCNT, max(retries, 5))
 
 
 def configure(sock: socket.socket, path: Path) -> None:

@@ -38,29 +38,36 @@ class WarmUp:
     deadline_s: float  # for each of the two: on a lossy path the window may never open so far
 
 
+NO_WARM_UP = WarmUp(0, 0, 0.0)
+
+
 def warm_up_for(path: Path, connections: int) -> WarmUp | None:
     """None where there is nothing to warm: within a datacenter."""
-    if path.rtt_ns < SHORTEST_RTT_NS:
+    link = path.now
+    if link.rtt_ns < SHORTEST_RTT_NS:
         return None
-    bdp = UNKNOWN_RATE_BDP_BYTES if path.rate_bps is None else path.rate_bps * path.rtt_ns // (8 * 10**9)
+    bdp = UNKNOWN_RATE_BDP_BYTES if link.rate_bps is None else link.rate_bps * link.rtt_ns // (8 * 10**9)
     whole = min(int(FILL * bdp), MOST_BYTES)
     share = whole // connections
     if path.connection_bps is not None:  # a window of two of its own products is wide enough for a connection
-        whole = min(whole, 2 * path.connection_bps * path.rtt_ns // (8 * 10**9))
-    return WarmUp(min(share, whole), whole, 1.0 + 24 * path.rtt_s)
+        whole = min(whole, 2 * path.connection_bps * link.rtt_ns // (8 * 10**9))
+    return WarmUp(min(share, whole), whole, 1.0 + 24 * link.rtt_ns / 1e9)
 
 
-async def pad(connection: Connection, size: int, deadline_s: float, stop: Callable[[], bool]) -> int:
+async def pad(
+    connection: Connection, plan: Callable[[], WarmUp], size: Callable[[], int], stop: Callable[[], bool]
+) -> int:
     """Send `size` bytes of padding unless `stop` says that the connection is wanted for something better.
 
-    Returns how many were sent. Raises WireError when the connection breaks.
+    `plan` and `size` are asked before each frame: a link that becomes slow must not be filled with padding of a fast
+    one. Returns how many were sent. Raises WireError when the connection breaks.
     """
     loop = asyncio.get_running_loop()
-    end = loop.time() + deadline_s
+    began = loop.time()
     sent = 0
     with connection.little_unsent(PADDING_BYTES):
-        while sent < size and not stop() and loop.time() < end:
-            count = min(PADDING_BYTES, size - sent)
+        while (left := size() - sent) > 0 and not stop() and loop.time() < began + plan().deadline_s:
+            count = min(PADDING_BYTES, left)
             await connection.send(Padding(), [_ZEROS[:count]])
             sent += count
     return sent

@@ -1,6 +1,8 @@
 """Model files that are broken or hostile: one sentence with the file and the place, little memory, no time."""
 
+import json
 import os
+import random
 import shutil
 import struct
 import time
@@ -226,3 +228,28 @@ def test_parts_that_are_missing_or_misplaced_are_named(parts: list[Path]) -> Non
     renamed = parts[0].rename(parts[0].with_name("m.gguf"))
     with pytest.raises(ModelError, match="name the first, whose name ends in -00001-of-"):
         load_model(ModelSpec(str(renamed)))
+
+
+FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors")
+
+
+def test_files_with_wrong_bytes_are_one_sentence_or_still_a_model(origin: Path, tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(origin, tmp_path / "m"))
+    about = {"chat_template": "{{ bos_token }}{{ messages[0].content }}", "bos_token": "a", "added_tokens_decoder": {}}
+    (directory / "tokenizer_config.json").write_text(json.dumps(about))
+    whole = {name: (directory / name).read_bytes() for name in FILES}
+    chance = random.Random(1)
+    told = []
+    for _ in range(250):
+        name = chance.choice(FILES)
+        damaged = bytearray(whole[name])
+        for _ in range(chance.randint(1, 3)):
+            damaged[chance.randrange(min(len(damaged), 3000))] = chance.choice(b'0123456789-.{}[]":,ente\x00\xff')
+        (directory / name).write_bytes(damaged)
+        try:
+            load_model(ModelSpec(str(directory)))
+        except ModelError as error:
+            told.append(str(error))
+        (directory / name).write_bytes(whole[name])
+    assert len(told) > 100
+    assert not [sentence for sentence in told if "\n" in sentence]

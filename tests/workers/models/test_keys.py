@@ -62,6 +62,7 @@ def assert_same(directory: Path, oracle: PreTrainedModel | None = None) -> None:
         ("deepseek v2, experts", {"routed_scaling_factor": GONE, "norm_topk_prob": GONE, "topk_method": GONE}),
         ("deepseek v3, experts", {"rms_norm_eps": 0.02, "routed_scaling_factor": GONE, "norm_topk_prob": GONE}),
         ("deepseek v3", {"rope_interleave": GONE}),
+        ("deepseek v2", {"rope_interleave": False}),
     ],
 )
 def test_a_key_is_honoured_and_one_left_out_has_the_default_of_transformers(
@@ -134,6 +135,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"per_layer_config": {"1": {"num_key_value_heads": 1}}}, "per_layer_config"),
     ("llama", {"never_heard_of": 3}, "never_heard_of = 3"),
     ("llama", {"is_encoder_decoder": True}, "is_encoder_decoder"),
+    ("llama", {"is_causal": False}, "is_causal = False"),
     ("llama", {"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
     ("llama", {"architectures": ["MistralForCausalLM"]}, "MistralForCausalLM"),
     ("llama", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config .fp8.: quantised weights"),
@@ -257,6 +259,7 @@ def test_configurations_that_transformers_saves_are_taken(family: str, tmp_path:
     config, _, options = FAMILIES[family]
     config(**SHAPE | options).save_pretrained(tmp_path)
     hf_config(tmp_path, json.loads((tmp_path / "config.json").read_text()))
+    hf_config(tmp_path, json.loads(config(**SHAPE | options).to_json_string(use_diff=False)))
 
 
 # GGUF
@@ -352,6 +355,11 @@ GGUF_REFUSED: list[tuple[dict[str, Any], dict[str, np.ndarray], str]] = [
     ({}, {"output_norm.bias": ones(64)}, "tensor output_norm.bias has no place"),
     ({}, {"rope_freqs.weight": ones(3)}, "makes no frequencies|contradicts itself"),
     ({}, {"blk.0.attn_q.bias": ones(64)}, "attn_k.bias is missing"),
+    (
+        {},
+        {f"blk.{n}.attn_{x}_norm.weight": ones(16) for n in range(3) for x in "qk"},
+        "attn_k_norm.weight has no place",
+    ),
 ]
 
 

@@ -230,6 +230,8 @@ def test_without_a_default_template_or_any_a_chat_is_refused_and_text_is_not(che
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "SecurityError"),
         ("{{ messages.append(1) }}", "SecurityError"),
+        ("{{ 'x' * 10 ** 10 }}", "OverflowError"),
+        ("{{ 9 ** 9 ** 9 ** 9 }}", "OverflowError"),
         ("{% for m in messages if m.role == 'system' %}\n{{ m.content.nothing.at_all }}{% endfor %}", "its line 2"),
         ("{{ '(' * 3 }}" + "(" * 5000, None),
         ("{{ " + "(" * 5000, "is broken"),
@@ -302,9 +304,9 @@ def test_the_client_is_blamed_for_its_messages_only(tiny: LoadedModel, checkpoin
     )
     prompts = Prompts(replace(tiny, tokenizer=hf_tokenizer(checkpoint, CONFIG)), "m")
     with pytest.raises(ApiError, match="the chat template fails at its line 1") as fault:
-        asyncio.run(prompts.of_messages([{"role": "user", "content": "x"}] * 4))
+        asyncio.run(prompts.of_messages([{"role": "user", "content": "x"}] * 4, {}))
     describe(checkpoint, chat_template="{{ raise_exception('no') }}")
     prompts = Prompts(replace(tiny, tokenizer=hf_tokenizer(checkpoint, CONFIG)), "m")
     with pytest.raises(ApiError, match="refuses these messages: no") as refusal:
-        asyncio.run(prompts.of_messages([{"role": "user", "content": "x"}]))
+        asyncio.run(prompts.of_messages([{"role": "user", "content": "x"}], {}))
     assert (fault.value.status, refusal.value.status) == (500, 400)

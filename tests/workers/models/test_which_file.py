@@ -79,6 +79,8 @@ def test_without_an_index_several_files_and_ones_that_do_not_count_are_no_double
     save_file({name: tensors[name] for name in tensors if "layers.1" not in name}, whole / "A.Safetensors")
     stray(whole / "consolidated.safetensors")  # Mistral's own names lie beside
     (whole / "model.bin").write_bytes(b"junk")
+    (whole / "._b.safetensors").write_bytes(b"junk")
+    (whole / "c.safetensors").mkdir()
     (whole / "model.gguf").write_bytes(b"junk")
     assert load(whole).fingerprint == fingerprint
 
@@ -104,6 +106,10 @@ def rename_index(shards: Path) -> None:
     (shards / INDEX).rename(shards / "model.fp16.safetensors.index.json")
 
 
+def rename_variant(shards: Path) -> None:
+    (shards / INDEX).rename(shards / "model.safetensors.index.fp16.json")
+
+
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
@@ -119,6 +125,7 @@ def rename_index(shards: Path) -> None:
         (lambda shards: (shards / INDEX).write_text('{"weight_map": [1]}'), "is not a readable index"),
         (lambda shards: (shards / INDEX).write_text("[" * 100_000), "is not a readable index"),
         (rename_index, "has model.fp16.safetensors.index.json and no model.safetensors.index.json"),
+        (rename_variant, "has model.safetensors.index.fp16.json and no model.safetensors.index.json"),
         (twice, "holds an adapter"),
     ],
 )

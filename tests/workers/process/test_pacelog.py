@@ -8,6 +8,7 @@ import httpx
 
 from tests.workers.serving import eventually, prompt_of, run
 from workers.engine import PaceCounts, Profile
+from workers.linefile import Unwritten
 from workers.local import InProcessCluster, Layout
 from workers.models import LoadedModel
 from workers.pacelog import PaceLog
@@ -39,7 +40,7 @@ def test_workers_are_paced_each_by_its_profile_and_say_how_that_goes(tiny: Loade
 
 def test_the_file_follows_the_counts(tmp_path: Path) -> None:
     counts = PaceCounts(steps=3, paced_ns=10)
-    log = PaceLog(tmp_path / "made", "p0", Profile("chip", 1, 1, 1), lambda: counts)
+    log = PaceLog(tmp_path / "made", "p0", Profile("chip", 1, 1, 1), lambda: counts, Unwritten())
 
     async def scenario() -> None:
         nonlocal counts

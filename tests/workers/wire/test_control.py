@@ -99,12 +99,18 @@ def test_deadlines_grow_with_the_round_trip() -> None:
     assert far.reply_s - near.reply_s == pytest.approx(16)
     assert near.ping_every_s == 1.0
     assert far.ping_every_s == 4.0
+    assert Path(rtt_ns=40 * 10**9).ping_every_s == 5.0, "a link that becomes short must not miss pings"
+    assert Path(rate_bps=64_000).ping_every_s == 2.0
     assert [near.retry_s(n) for n in (0, 1, 2, 20)] == [0.0, 0.05, 0.1, 2.0]
 
 
 def test_deadlines_grow_as_a_link_is_slow_and_shrink_with_patience() -> None:
     slow = Path(rtt_ns=40_000_000, rate_bps=1_000_000)
-    assert slow.stall_s - Path(rtt_ns=40_000_000).stall_s == pytest.approx(2 * 64 * 1500 * 8 / 1e6)
+    assert slow.stall_s - Path(rtt_ns=40_000_000).stall_s == pytest.approx(3 * 2 * 64 * 1500 * 8 / 1e6)
+    full = Path(rtt_ns=40_000_000, rate_bps=500_000, queue_ns=32_000_000_000)
+    assert full.stall_s - Path(rtt_ns=40_000_000).stall_s == pytest.approx(3 * 32)
+    assert full.connect_s - Path(rtt_ns=40_000_000).connect_s == pytest.approx(3 * 32)
+    assert full.reply_s - Path(rtt_ns=40_000_000).reply_s == pytest.approx(2 * 32)
     quick = Path(rtt_ns=40_000_000, patience=0.1)
     assert quick.stall_s == pytest.approx(1.5 + 8 * 0.04), "patience is for the peer's CPU, not for the link"
     assert quick.connect_s == pytest.approx(3.2 + 4 * 0.04), "a lost SYN is sent again after 1 s, and 2 s later"

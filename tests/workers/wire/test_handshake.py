@@ -121,7 +121,7 @@ def test_another_protocol_version_is_refused_so_that_both_sides_name_both_versio
             other[5] = 9  # the version's low byte
             sock.sendall(other)
             stream = Stream(sock, QuickPath())
-            raw = await stream.read_bytes(HEADER.size, 2.0)
+            raw = await stream.read_bytes(HEADER.size, lambda: 2.0)
             stream.close("enough")
             assert f"speaks wire protocol 9, this worker {PROTOCOL_VERSION}" in caplog.text
             monkeypatch.setattr(frames, "PROTOCOL_VERSION", 9)
@@ -195,8 +195,8 @@ async def raw_handshake(listener: End, as_facts: Facts, secret: bytes | None) ->
     stream = Stream(sock, QuickPath())
 
     async def read() -> Any:
-        header = parse_header(await stream.read_bytes(HEADER.size, 2.0))
-        return decode(header.kind, await stream.read_bytes(header.message_bytes, 2.0))
+        header = parse_header(await stream.read_bytes(HEADER.size, lambda: 2.0))
+        return decode(header.kind, await stream.read_bytes(header.message_bytes, lambda: 2.0))
 
     async def write(message: Any) -> None:
         sock.setblocking(True)

@@ -50,6 +50,7 @@ def test_only_connections_for_kv_have_it() -> None:
         md0.connect(p0, path=QuickPath(connection_bps=RATE_BPS))
         async with md0, p0:
             await p0.peers.wait_connected(["md0"], 5)
+            await md0.peers.wait_connected(["p0"], 5)
             kv, there, back = p0.peers.pools["md0"].take_idle(), p0.peers.link("md0"), md0.peers.link("p0")
             assert kv is not None
             assert there is not None
