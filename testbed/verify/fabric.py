@@ -42,6 +42,6 @@ def measure_fabric(fabric: Fabric) -> list[Verdict]:
     payload = measure.tcp_goodput_bps(ends, WARM_S, MEASURE_S)
     ceiling = None if payload is None else payload * fabric.mtu / (fabric.mtu - TCP_HEADERS)
     return [
-        Verdict("delay", "ns", fabric.delay_ns or None, floor, None, None, note),
-        Verdict("rate (TCP)", "bit/s", fabric.rate_bps, ceiling, None, None, "one flow: reported"),
+        Verdict("delay", "ns", fabric.delay_ns or None, floor, None, None, note, reported=True),
+        Verdict("rate (TCP)", "bit/s", fabric.rate_bps, ceiling, None, None, "one flow: reported", reported=True),
     ]

@@ -29,6 +29,7 @@ class Verdict:
     low: float | None
     high: float | None
     note: str = ""
+    reported: bool = False  # measured for people; nobody is to judge it
 
     @property
     def ok(self) -> bool:
@@ -46,7 +47,7 @@ class Verdict:
         """What people read: `ok`, `FAILED`; of what is not judged `not measured` where something is asked."""
         if self.judged:
             return "ok" if self.ok else "FAILED"
-        return "not measured" if self.asked else "reported"
+        return "not measured" if self.asked and not self.reported else "reported"
 
     def row(self) -> dict[str, Any]:
         """As plain values."""

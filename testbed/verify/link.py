@@ -99,7 +99,7 @@ def _verify_direction(target: Target, way: Direction, quick: bool, loading: Load
 
 
 def _can_overload(asked: Impairment) -> bool:
-    return not (asked.loss or asked.codel or asked.duplication or asked.corruption)
+    return not (asked.loss or asked.codel or asked.duplication or asked.corruption or asked.reordering)
 
 
 def _queue_verdicts(
@@ -132,7 +132,7 @@ def _rate_verdict(asked: Impairment, train: Probes | None, overload: measure.Ove
     if overload is not None and overload.rate_bps is not None:
         rate, span_ns = overload.rate_bps, overload.span_ns
     elif train is not None:
-        rate = measure.spacing_rate_bps(list(train.first.values()), mtu)
+        rate = measure.spacing_rate_bps(list(train.first.values()), mtu, overtaking=asked.reordering > 0)
         span_ns = len(train.first) // 2 * asked.serialization_ns(mtu)
     if rate is None:
         note = f"above {measure.MAX_TRAIN_RATE_BPS} bit/s single packets cannot tell"
@@ -158,7 +158,9 @@ def _tcp_verdict(target: Target, way: Direction, lossless: bool) -> Verdict:
     small = asked.rate_bps is not None and (asked.queue_bytes or 0) < 0.9 * bdp_bytes(asked.rate_bps, rtt_ns)
     if small or asked.codel is not None or asked.duplication:
         note = "buffer below 1 BDP" if small else "codel or duplicates shape TCP"
-        return Verdict("rate (TCP)", "bit/s", asked.rate_bps, measured_bps, None, None, f"{note}: reported, not judged")
+        return Verdict(
+            "rate (TCP)", "bit/s", asked.rate_bps, measured_bps, None, None, f"{note}: reported", reported=True
+        )
     return judge.judge_rate("rate (TCP)", asked.rate_bps, measured_bps)
 
 

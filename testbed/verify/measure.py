@@ -132,14 +132,25 @@ def train(ends: Ends, asked: Impairment, mtu: int) -> Probes | None:
         return Probes(packets, tuple(arrivals), path.corrupted)
 
 
-def spacing_rate_bps(arrivals: Sequence[Arrival], ip_bytes: int) -> float | None:
+def spacing_rate_bps(arrivals: Sequence[Arrival], ip_bytes: int, overtaking: bool = False) -> float | None:
     """Bits per second by the spacing of the second half of a train; None when too little of it arrived.
 
-    The first half fills the buffer's head and is left out, so that the sender's own pace does not show.
+    The first half fills the buffer's head and is left out, so that the sender's own pace does not show. `overtaking`:
+    some packets come early, as asked.
     """
     half = sorted(arrivals, key=lambda arrival: arrival.sequence)[len(arrivals) // 2 :]
-    spacing = spacing_ns([(arrival.sequence, arrival.received_ns) for arrival in half])
+    points = [(arrival.sequence, arrival.received_ns) for arrival in half]
+    spacing = median_spacing_ns(points) if overtaking else spacing_ns(points)
     return None if spacing is None else ip_bytes * 8e9 / spacing
+
+
+def median_spacing_ns(points: Sequence[tuple[int, int]]) -> float | None:
+    """As `spacing_ns`, where some packets are early: the median of what many pairs say."""
+    apart = len(points) // 2
+    pairs = zip(points, points[apart:], strict=False) if apart else ()
+    slopes = [(later[1] - sooner[1]) / (later[0] - sooner[0]) for sooner, later in pairs]
+    spacing = median(slopes) if slopes else 0.0
+    return spacing if spacing > 0 else None
 
 
 def spacing_ns(points: Sequence[tuple[int, int]]) -> float | None:

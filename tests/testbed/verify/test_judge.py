@@ -100,3 +100,10 @@ def test_packets_that_a_busy_machine_made_late_do_not_move_the_rate() -> None:
     assert spacing_rate_bps(train, 1500) == pytest.approx(400e6, rel=0.001)
     slower = [Arrival(number, 0, number * 32_000 + late[number]) for number in range(600)]
     assert spacing_rate_bps(slower, 1500) == pytest.approx(375e6, rel=0.001)
+
+
+def test_packets_that_overtake_as_asked_do_not_move_the_rate() -> None:
+    generator = random.Random(5)
+    early = [10 * MS if generator.random() < 0.1 else 0 for _ in range(600)]
+    train = [Arrival(number, 0, 20 * MS + number * 30_000 - early[number]) for number in range(600)]
+    assert spacing_rate_bps(train, 1500, overtaking=True) == pytest.approx(400e6, rel=0.01)
