@@ -238,6 +238,15 @@ def quote(value: Any, most: int = 60) -> str:
     return f'"{printable(text)}"'
 
 
+def told_apart(value: float, limit: float, least_digits: int = 1) -> tuple[str, str]:
+    """Two shares of 1 as percentages with as many decimals as it takes to tell them apart, up to 9."""
+    for digits in range(least_digits, 10):
+        shown, shown_limit = f"{value:.{digits}%}", f"{limit:.{digits}%}"
+        if shown != shown_limit:
+            break
+    return shown, shown_limit
+
+
 def printable(text: str) -> str:
     """`text` on one line, control characters escaped (an error message must not drive the terminal)."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

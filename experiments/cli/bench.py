@@ -22,6 +22,7 @@ from experiments.cli.bench_options import (
 from experiments.cli.trace import DISTRIBUTIONS, FORMATS
 from testbed.cli import CommandError
 from testbed.cli.options import json_option, lab_option, print_json, sentences
+from testbed.cli.output import echo, harmless
 
 if TYPE_CHECKING:
     from experiments.bench.options import Asked
@@ -155,13 +156,13 @@ def _show(done: "Done", asked: "Asked", as_json: bool) -> int:
     else:
         from experiments.bench.table import table
 
-        click.echo(table(done.summary, asked.percentiles))
+        echo(table(done.summary, asked.percentiles))
         for note in done.notes:
-            click.echo(note)
+            echo(note)
         for reason in done.reasons:
-            click.echo(click.style("not faithful", fg="red") + f": {reason}")
+            click.echo(click.style("not faithful", fg="red") + harmless(f": {reason}"))
     if done.why == "interrupted":
         return 130
     if done.why == "gone":
-        click.echo(f"pddbed: nothing answers at {done.url} any more; look at pddbed ps, and at pddbed logs", err=True)
+        echo(f"pddbed: nothing answers at {done.url} any more; look at pddbed ps, and at pddbed logs", err=True)
     return 1 if done.reasons or not done.summary["completed"] else 0

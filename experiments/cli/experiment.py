@@ -10,6 +10,7 @@ import click
 
 from testbed.cli import CommandError
 from testbed.cli.options import json_option, print_json, table_console
+from testbed.cli.output import echo
 
 if TYPE_CHECKING:
     from experiments.framework.experiment import Evaluation
@@ -38,7 +39,7 @@ def list_command(as_json: bool) -> None:
         print_json([{"name": name, "claim": claim} for name, (_, claim) in EXPERIMENTS.items()])
         return
     for name, (_, claim) in EXPERIMENTS.items():
-        click.echo(f"{name:<12} {claim}")
+        echo(f"{name:<12} {claim}")
 
 
 @experiment.command()
@@ -78,7 +79,7 @@ def run(
         raise CommandError(str(error)) from None
     except KeyboardInterrupt:
         if (out / "run.json").exists():
-            click.echo(f"pddbed: interrupted; go on with: {_again(name, quick, seeds, out)}", err=True)
+            echo(f"pddbed: interrupted; go on with: {_again(name, quick, seeds, out)}", err=True)
         sys.exit(130)
     sys.exit(show(out, evaluation, as_json))
 
@@ -92,8 +93,8 @@ def fit(name: str) -> None:
     from experiments.framework.registry import refit
 
     try:
-        for line in refit(name)(lambda text: click.echo(f"{text} ...", err=True)):
-            click.echo(line)
+        for line in refit(name)(lambda text: echo(f"{text} ...", err=True)):
+            echo(line)
     except ExperimentError as error:
         raise CommandError(str(error)) from None
 

@@ -8,6 +8,7 @@ import click
 
 from testbed.cli import CommandError
 from testbed.cli.options import json_option, print_json, table_console
+from testbed.cli.output import echo
 
 if TYPE_CHECKING:
     from experiments.traces import Trace
@@ -81,12 +82,12 @@ def make(file: Path, distribution: str, rate: float, force: bool, **options: Any
         )
     made = generate(Recipe(distribution=distribution, rate_per_s=rate, **options))
     if rest := options["prompt_tokens"] % options["block_tokens"]:
-        click.echo(f"prompts are whole blocks: {options['prompt_tokens'] - rest} tokens each", err=True)
+        echo(f"prompts are whole blocks: {options['prompt_tokens'] - rest} tokens each", err=True)
     try:
         write_trace(made, file)
     except TraceError as error:
         raise CommandError(str(error)) from None
-    click.echo(f"{len(made.requests)} requests in {file} ({made.sha256[:12]})")
+    echo(f"{len(made.requests)} requests in {file} ({made.sha256[:12]})")
 
 
 @trace.command()
@@ -106,9 +107,9 @@ def convert(file: Path, out: Path, form: str, block_tokens: int | None, force: b
         write_trace(found, out)
     except TraceError as error:
         raise CommandError(str(error)) from None
-    click.echo(f"{len(found.requests)} requests in {out} ({found.sha256[:12]})")
+    echo(f"{len(found.requests)} requests in {out} ({found.sha256[:12]})")
     for note in found.notes:
-        click.echo(note, err=True)
+        echo(note, err=True)
 
 
 def _read(file: Path, form: str, block_tokens: int | None) -> "Trace":

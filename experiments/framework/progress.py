@@ -6,9 +6,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-import click
-
 from experiments.framework.experiment import Part
+from testbed.cli.output import echo
 
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
@@ -56,7 +55,7 @@ class BarOrLines:
         self._said = time.monotonic()
         if not self._quiet:
             with suppress(OSError):
-                click.echo(text, err=True)
+                echo(text, err=True)
 
 
 class RunProgress(BarOrLines):

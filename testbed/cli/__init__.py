@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from testbed.cli.output import harmless
 from testbed.cli.surroundings import settle, unwritten
 
 # group -> command -> "module:attribute" (imported on use: torch and mininet are slow to import)
@@ -58,7 +59,16 @@ class CommandError(click.ClickException):
     exit_code = 1
 
     def show(self, file: Any = None) -> None:
-        click.echo(f"pddbed: {self.format_message()}", file=file or sys.stderr, err=file is None)
+        click.echo(harmless(f"pddbed: {self.format_message()}"), file=file or sys.stderr, err=file is None)
+
+
+class Interrupted(CommandError):
+    """Ctrl-C ended the command; the sentence says what is left of what it did. Exit status 130, as of a shell's."""
+
+    exit_code = 130
+
+    def __init__(self, message: str = "interrupted") -> None:
+        super().__init__(message)
 
 
 class LazyGroup(click.Group):
@@ -70,6 +80,9 @@ class LazyGroup(click.Group):
             return super().main(*args, **kwargs)
         except SystemExit as end:
             problem, code = unwritten(), end.code
+        except KeyboardInterrupt:  # before any command was invoked
+            Interrupted().show()
+            problem, code = unwritten(), Interrupted.exit_code
         except OSError as error:  # before any command was invoked: `--help` into a full disk
             problem, code = unwritten() or error, None
         if problem is not None and not code:
@@ -81,6 +94,11 @@ class LazyGroup(click.Group):
         """A full disk, say, is no reason for a traceback. A reader that went away is click's to handle."""
         try:
             return super().invoke(ctx)
+        except click.UsageError as error:
+            error.message = harmless(error.message)  # type: ignore[misc]  # it quotes the command line, which names of files may be on
+            raise
+        except (KeyboardInterrupt, click.Abort):
+            raise Interrupted from None
         except BrokenPipeError:
             raise
         except OSError as error:

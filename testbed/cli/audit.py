@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from testbed.cli.options import json_option, lab_option, print_json, sentences
+from testbed.cli.options import json_option, lab_option, print_json, sentences, table_console
 
 if TYPE_CHECKING:
     from testbed.capture.compare import Audit, Row
@@ -120,9 +120,7 @@ def _as_json(result: "Audit", file: Path) -> dict[str, Any]:
 
 
 def _print(result: "Audit", *, compared: bool, by_request: bool) -> None:
-    from rich.console import Console
-
-    console = Console(highlight=False, soft_wrap=True)
+    console = table_console()
     console.print(_class_table(result, compared))
     for direction, facts in result.directions.items():
         if facts.retransmitted_bytes:

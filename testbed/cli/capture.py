@@ -10,6 +10,7 @@ import click
 
 from testbed.cli import CommandError
 from testbed.cli.options import json_option, lab_option, lab_or_only, print_json, sentences
+from testbed.cli.output import echo
 
 if TYPE_CHECKING:
     from testbed.capture.session import Outcome
@@ -72,7 +73,7 @@ def capture(lab: str | None, as_json: bool, name: str, file: str, force: bool, *
     if as_json:
         print_json(_account(outcome, name, file))
     else:
-        click.echo(_sentence(outcome, file), err=True)
+        echo(_sentence(outcome, file), err=True)
     if outcome.error is not None:
         raise CommandError(f"{outcome.error}; {file} is readable up to there")
     if outcome.dropped and not options["allow_drops"]:
@@ -114,7 +115,7 @@ def _progress(name: str, file: str) -> Any:
 
     def show(event: dict[str, Any]) -> None:
         if event["event"] == "started":
-            click.echo(f"capturing {name} to {file}; Ctrl-C ends", err=True)
+            echo(f"capturing {name} to {file}; Ctrl-C ends", err=True)
         elif event["event"] == "settling" and sys.stderr.isatty():
             click.echo("\r\033[Kwaiting until no frame is on its way; Ctrl-C again ends now", err=True)
         elif event["event"] == "progress" and sys.stderr.isatty():

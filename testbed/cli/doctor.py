@@ -3,6 +3,7 @@
 import click
 
 from testbed.cli.options import json_option, print_json
+from testbed.cli.output import echo, harmless
 from testbed.doctor.findings import Examination
 
 _COLOURS = {"ok": "green", "limited": "yellow", "missing": "red"}
@@ -31,9 +32,9 @@ def _print(examination: Examination) -> None:
     width = max(len(finding.name) for finding in examination.findings)
     for finding in examination.findings:
         state = click.style(f"{finding.state:<8}", fg=_COLOURS[finding.state])
-        click.echo(f"{state} {finding.name:<{width}}  {finding.detail}")
+        click.echo(f"{state} " + harmless(f"{finding.name:<{width}}  {finding.detail}"))
         if finding.next_step:
-            click.echo(f"{'':<8} {'':<{width}}  -> {finding.next_step}")
+            echo(f"{'':<8} {'':<{width}}  -> {finding.next_step}")
     click.echo()
     if examination.driver is not None:
         click.echo(f"WAN driver: auto means {examination.driver}, because {examination.driver_reason}.")

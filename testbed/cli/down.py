@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from testbed.cli.options import lab_option, sentences, working
+from testbed.cli.output import echo
 
 if TYPE_CHECKING:
     from testbed.lab.record import Record
@@ -44,11 +45,11 @@ def down(lab_argument: str | None, lab: str | None, all_labs: bool) -> None:
         shown = describe(record) if all_labs or name is None else f'lab "{record.name}"'
         with working(f'ending lab "{record.name}"'):
             end_lab(record)
-        click.echo(f"{shown} is down")
+        echo(f"{shown} is down")
     for name_swept in swept:
-        click.echo(f'lab "{name_swept}" had died; its record is swept')
+        echo(f'lab "{name_swept}" had died; its record is swept')
     if not chosen and not swept:
-        click.echo(f'lab "{name}" is not up' if name else "no lab is up")
+        echo(f'lab "{name}" is not up' if name else "no lab is up")
 
 
 def _ask_where_foreign(record: "Record") -> None:

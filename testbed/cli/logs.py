@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from testbed.cli.options import lab_option, sentences
+from testbed.cli.output import echo
 
 if TYPE_CHECKING:
     from testbed.lab.record import Record
@@ -68,5 +69,5 @@ def _print_from(file: Path, offset: int, label: str | None, whole: bool) -> int:
     if whole:
         data = data[: data.rfind(b"\n") + 1]
     for line in data.decode(errors="replace").removesuffix("\n").split("\n") if data else ():
-        click.echo(f"{label:<12} {line}" if label else line)
+        echo(f"{label:<12} {line}" if label else line)
     return len(data)

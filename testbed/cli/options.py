@@ -2,7 +2,6 @@
 
 import functools
 import json
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -10,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from testbed.cli import CommandError
+from testbed.cli.output import echo, json_text
 from testbed.lab.record import LabError
-from testbed.units import printable
 
 if TYPE_CHECKING:
     from testbed.lab.record import Record
@@ -46,14 +45,14 @@ def lab_or_only(name: str | None) -> "Record":
     record = find_record(name)
     if name is None:
         whose = foreign(record)
-        click.echo(f"pddbed: {describe(record)}" + (f", raised by {whose}" if whose else ""), err=True)
+        echo(f"pddbed: {describe(record)}" + (f", raised by {whose}" if whose else ""), err=True)
     return record
 
 
 def tell_losses(record: "Record", *, err: bool = False) -> None:
     """A line for each part of the lab that has ended while the lab is up."""
     for loss in record.losses():
-        click.secho(f'lab "{record.name}": {printable(loss)}; see: pddbed status -l {record.name}', fg="red", err=err)
+        echo(f'lab "{record.name}": {loss}; see: pddbed status -l {record.name}', fg="red", err=err)
 
 
 @contextmanager
@@ -70,14 +69,11 @@ def working(what: str) -> Iterator[None]:
 
 
 def table_console() -> Any:
-    """A rich console for tables: as wide as the terminal, and as wide as it takes where a script reads."""
-    from rich.console import Console
+    """The console that tables are printed on; rich is slow to import."""
+    from testbed.cli.console import Console
 
-    console = Console(highlight=False)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = 10_000
-    return console
+    return Console()
 
 
 def print_json(value: Any) -> None:
-    click.echo(json.dumps(value, indent=2, default=str))
+    click.echo(json_text(json.dumps(value, indent=2, default=str)))

@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from testbed.cli.options import json_option, print_json, sentences, table_console, tell_losses
+from testbed.cli.output import echo
 
 PATIENCE_S = 3.0  # for a lab's answer: a table of labs must not wait for one that is busy
 
@@ -24,7 +25,7 @@ def ps(as_json: bool) -> None:
         print_json(labs)
         return
     if not labs:
-        click.echo("no lab is up; start one with: pddbed up FILE")
+        echo("no lab is up; start one with: pddbed up FILE")
         return
     from rich.markup import escape
     from rich.table import Table

@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from testbed.cli.options import json_option, lab_option, print_json, sentences, table_console
+from testbed.cli.output import echo
 
 
 @click.command()
@@ -39,7 +40,7 @@ def _print(status: dict[str, Any]) -> None:
     console.print(_host_table(status["hosts"]))
     ended = list(_losses(status["hosts"]))
     for sentence in [*ended, *_other_losses(status["lost"], ended)]:
-        click.secho(sentence, fg="red")
+        echo(sentence, fg="red")
     print_links(status["links"])
     for reason in status["unfaithful"]:
         click.secho(f"not to be trusted: {reason}", fg="red")

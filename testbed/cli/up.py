@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from testbed.cli import CommandError
+from testbed.cli import CommandError, Interrupted
 from testbed.cli.options import json_option, print_json, sentences
+from testbed.cli.output import echo, harmless
 
 if TYPE_CHECKING:
     from testbed.lab.record import Record
@@ -77,7 +78,10 @@ def up(
     )
     began = time.monotonic()
     with _Progress(quiet=as_json) as progress:
-        state = start_lab(readiness.plan, options, progress.on_event)
+        try:
+            state = start_lab(readiness.plan, options, progress.on_event)
+        except KeyboardInterrupt:
+            raise Interrupted(f'interrupted; nothing of lab "{plan.name}" is left') from None
     try:
         if as_json:
             print_json(state)
@@ -113,7 +117,7 @@ def _stay(name: str, started: float) -> None:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.default_int_handler)
         with suppress(OSError):
-            click.echo("Ctrl-C takes the lab down.", err=True)
+            echo("Ctrl-C takes the lab down.", err=True)
         while _own(name, started) is not None:
             time.sleep(0.5)
     except KeyboardInterrupt:
@@ -124,17 +128,15 @@ def _stay(name: str, started: float) -> None:
 def _summary(state: dict[str, Any], seconds: float) -> None:
     from testbed.cli.wan import notes_of
 
-    click.echo(
-        f'lab "{state["name"]}" is up after {seconds:.1f} s: {state["hosts"]} hosts, WAN driver {state["driver"]}'
-    )
+    echo(f'lab "{state["name"]}" is up after {seconds:.1f} s: {state["hosts"]} hosts, WAN driver {state["driver"]}')
     _links(state)
     for name, applied in state["applied"].items():
         for note in notes_of({"name": name, "applied": applied}):
-            click.secho(f"  {note}", fg="yellow")
+            echo(f"  {note}", fg="yellow")
     if state["api"]:
-        click.echo(f"  OpenAI API at {state['api']}/v1 (model {state['model']})")
-        click.echo('  try: pddbed ask "Why is the sky blue?"')
-    click.echo(f"  end it with: {'sudo ' if os.environ.get('SUDO_USER') else ''}pddbed down {state['name']}")
+        echo(f"  OpenAI API at {state['api']}/v1 (model {state['model']})")
+        echo('  try: pddbed ask "Why is the sky blue?"')
+    echo(f"  end it with: {'sudo ' if os.environ.get('SUDO_USER') else ''}pddbed down {state['name']}")
 
 
 def _links(state: dict[str, Any]) -> None:
@@ -144,7 +146,7 @@ def _links(state: dict[str, Any]) -> None:
     verified = state["verified"]
     if verified is None:
         for link in state["measured"]:
-            click.echo(f"  {link['name']}: round trip {link['rtt_ms']:.2f} ms, asked {link['asked_rtt_ms']:g} ms")
+            echo(f"  {link['name']}: round trip {link['rtt_ms']:.2f} ms, asked {link['asked_rtt_ms']:g} ms")
         return
     for link in verified["links"]:
         for direction, figures in link["directions"].items():
@@ -154,9 +156,9 @@ def _links(state: dict[str, Any]) -> None:
                 if f["measured"] is not None and (f["asked"] or not f["ok"])
             ]
             failed = "" if all(figure["ok"] for figure in figures) else click.style("  OUT OF TOLERANCE", fg="red")
-            click.echo(f"  {link['name']} {direction}: {', '.join(words)}{failed}")
+            click.echo(harmless(f"  {link['name']} {direction}: {', '.join(words)}") + failed)
     for reason in verified["reasons"]:
-        click.secho(f"  not to be trusted: {reason}", fg="red")
+        echo(f"  not to be trusted: {reason}", fg="red")
 
 
 class _Progress:
@@ -185,4 +187,4 @@ class _Progress:
             self._status.update(event["text"].replace("[", r"\["))  # no markup
         else:
             with suppress(OSError):  # nobody reads it
-                click.echo(f"{event['text']} ...", err=True)
+                echo(f"{event['text']} ...", err=True)

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from testbed.cli.options import json_option, print_json
+from testbed.cli.output import echo
 
 
 @click.command()
@@ -33,7 +34,7 @@ def validate(context: click.Context, files: tuple[Path, ...], as_json: bool) -> 
         else:
             results.append({"file": str(file), "valid": True, "plan": plan_as_dict(plan)})
             if not as_json:
-                click.echo("\n".join([f"{file}: {describe(plan)[0]}", *describe(plan)[1:]]))
+                echo("\n".join([f"{file}: {describe(plan)[0]}", *describe(plan)[1:]]))
     if as_json:
         print_json(results)
     if not all(result["valid"] for result in results):
@@ -42,10 +43,10 @@ def validate(context: click.Context, files: tuple[Path, ...], as_json: bool) -> 
 
 def _print_errors(errors: Any) -> None:
     for problem in errors.problems:
-        click.echo(problem, err=True)
+        echo(problem, err=True)
         excerpt = problem.excerpt()
         if excerpt:
             click.echo(click.style(excerpt, dim=True) if not os.environ.get("NO_COLOR") else excerpt, err=True)
     count = len(errors.problems)
     if count > 1:
-        click.echo(f"{errors.problems[0].file}: {count} mistakes", err=True)
+        echo(f"{errors.problems[0].file}: {count} mistakes", err=True)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from testbed.cli import CommandError
+from testbed.cli import CommandError, Interrupted
+from testbed.cli.output import echo
 from testbed.vm.errors import VmError
 from testbed.vm.image import VmImage, default_cache, ensure_image
 from testbed.vm.job import VmJob, guest_environment
@@ -15,7 +16,7 @@ from testbed.vm.run import run as run_vm
 
 
 def _say(line: str) -> None:
-    click.echo(f"pddbed vm: {line}", err=True)
+    echo(f"pddbed vm: {line}", err=True)
 
 
 def _image(newest: bool = False) -> VmImage:
@@ -77,7 +78,7 @@ def run(
     except VmError as error:
         raise CommandError(str(error)) from error
     except KeyboardInterrupt:
-        sys.exit(130)
+        raise Interrupted("interrupted; the VM is ended") from None
     if result.message:
         _say(result.message)
     sys.exit(result.status)
@@ -87,4 +88,4 @@ def run(
 def build() -> None:
     """Build the VM's image from the newest kernel package that apt knows."""
     image = _image(newest=True)
-    click.echo(f"{image.directory} (Linux {image.kernel_release})")
+    echo(f"{image.directory} (Linux {image.kernel_release})")

@@ -5,6 +5,7 @@ from typing import Any
 import click
 
 from testbed.cli.options import json_option, lab_option, lab_or_only, print_json, sentences, table_console
+from testbed.cli.output import echo
 from testbed.cli.wan_play import describe_playing, play
 
 
@@ -29,7 +30,7 @@ def show(lab: str | None, as_json: bool) -> None:
         return
     print_links(reply["links"])
     if playing is not None:
-        click.echo("\n".join(describe_playing(playing)))
+        echo("\n".join(describe_playing(playing)))
 
 
 @wan.command("set")
@@ -124,12 +125,12 @@ def print_links(links: list[dict[str, Any]]) -> None:
     table_console().print(table)
     for link in links:
         if link["problem"]:
-            click.secho(link["problem"], fg="red")
+            echo(link["problem"], fg="red")
         for note in notes_of(link):
-            click.secho(note, fg="yellow")
+            echo(note, fg="yellow")
         own = sum(counters.get("dropped_by_verify", 0) for counters in link["counters"].values())
         if own:
-            click.secho(f"{link['name']}: verify's own load made the queues drop {own} packets more", dim=True)
+            echo(f"{link['name']}: verify's own load made the queues drop {own} packets more", dim=True)
 
 
 def notes_of(link: dict[str, Any]) -> list[str]:

@@ -11,6 +11,7 @@ import click
 
 from testbed.cli import CommandError
 from testbed.cli.options import json_option, lab_option, lab_or_only, print_json, sentences
+from testbed.cli.output import echo
 
 _READY_PATIENCE_S = 600.0
 _POLL_S = 0.2
@@ -49,7 +50,7 @@ def play(lab: str | None, as_json: bool, file: str | None, at_ready: bool, wait:
     if as_json:
         print_json(state)
     else:
-        click.echo("\n".join(describe_playing(state)))
+        echo("\n".join(describe_playing(state)))
     if state["errors"] and state["state"] != "playing":
         raise CommandError(f"{len(state['errors'])} changes failed; the first: {state['errors'][0]}")
 

@@ -11,7 +11,7 @@ from testbed.impairment import Impairment
 from testbed.links.base import DIRECTIONS, Direction
 from testbed.topology.describe import direction_parts, fabric_parts
 from testbed.topology.plan import HostPlan, LabPlan, WanPlan
-from testbed.units import short_duration
+from testbed.units import printable, short_duration
 from testbed.verify.words import phrase
 
 DOT = " \u00b7 "  # between two short facts
@@ -112,7 +112,7 @@ def host_text(host: HostPlan, api: str) -> HostText:
     kind: Kind = host.role or ("command" if host.command else "host")  # type: ignore[assignment]
     lines = [f"{'plain host' if kind == 'host' else kind}{DOT}{host.address.ip}"]
     if host.command:
-        lines.append(f"$ {' '.join(host.command.split())}")
+        lines.append(printable(f"$ {' '.join(host.command.split())}"))
     if host.role == "gateway" and api:
         lines.append(f"API on {api}")
     lines += [f"port {entry.host_port} on {entry.listen_address}:{entry.listen_port}" for entry in host.publish]
@@ -195,7 +195,7 @@ def _subtitle(plan: LabPlan, running: bool, verified: bool) -> str:
         _count(len(plan.wans), "WAN link"),
     ]
     if any(host.role for host in plan.hosts):
-        counts.append(f"model {plan.model['name'].rpartition('/')[2]}")
+        counts.append(f"model {printable(plan.model['name'].rpartition('/')[2])}")
     if running:
         counts.append("running, links as measured" if verified else "running, not measured")
     return ", ".join(counts)

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from testbed.units import told_apart
+
 MOST_LATE = 0.01  # of all paced steps of a lab
 MOST_LATENESS = 0.005  # of their time
 MOST_OVERRUN = 0.05  # of one worker's own steps, which may be a hundred, the first and slowest among them
@@ -43,8 +45,8 @@ def pace_reasons(rows: Mapping[str, Row]) -> list[str]:
             f"({rows[worst]['late']:,} of {rows[worst]['steps']:,})"
         )
     if late > 1 and lateness_ns > MOST_LATENESS * paced_ns:
-        share = lateness_ns / paced_ns
-        reasons.append(f"paced steps were late by {share:.1%} of their time in all (limit {MOST_LATENESS:.1%})")
+        share, limit = told_apart(lateness_ns / paced_ns, MOST_LATENESS)
+        reasons.append(f"paced steps were late by {share} of their time in all (limit {limit})")
     for host, row in rows.items():
         if row["overran"] > max(1, MOST_OVERRUN * row["steps"]):
             reasons.append(

@@ -10,7 +10,9 @@ from rich.console import Console
 from rich.text import Text
 
 from testbed.cli import CommandError
+from testbed.cli.console import Console as HarmlessConsole
 from testbed.cli.options import lab_option, sentences, tell_losses
+from testbed.cli.output import json_text
 from testbed.lab.record import LabError, find_record
 from workers.cli.stream import Piece, stream_answer
 from workers.cli.timeline import ASCII, Marks, draw, handover_sentence, milliseconds, route_sentence, rows_of
@@ -75,10 +77,10 @@ def ask(
     body |= {"max_tokens": max_tokens, "temperature": 0, **({"model": model} if model else {})}
     pieces = stream_answer(base_url, path, body)
     if as_json:
-        click.echo(json.dumps(_collect(list(pieces)), ensure_ascii=False))
+        click.echo(json_text(json.dumps(_collect(list(pieces)), ensure_ascii=False)))
         return
     if console is None:
-        console = Console(highlight=False, no_color=True if no_color or os.environ.get("NO_COLOR") else None)
+        console = HarmlessConsole(no_color=True if no_color or os.environ.get("NO_COLOR") else None)
     _show(pieces, console)
 
 
@@ -151,7 +153,7 @@ def _timeline(record: dict[str, Any], styles: dict[str, str], console: Console, 
     console.print()
     for line in draw(rows_of(record, styles, marks), width, marks):
         console.print(line, no_wrap=True, crop=False, soft_wrap=True)
-    console.print(Text(route_sentence(record), style="dim"), soft_wrap=False)
+    console.print(Text(route_sentence(record), style="dim"))
     sentence = handover_sentence(record, marks)
     if sentence is not None:
-        console.print(Text(sentence, style="dim"), soft_wrap=False)
+        console.print(Text(sentence, style="dim"))
