@@ -9,7 +9,7 @@ from pathlib import Path
 
 from testbed.topology.problems import Problem, TopologyErrors
 
-MAX_BYTES = 512 * 1024  # PyYAML takes about 2 s for that
+MAX_BYTES = 256 * 1024  # PyYAML takes about 1 s for that
 _UTF16_OR_32 = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")
 
 

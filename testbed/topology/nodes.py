@@ -13,7 +13,7 @@ import yaml
 from testbed.topology.problems import Path
 from testbed.units import quote
 
-MAX_VALUES = 100_000  # after aliases are unfolded; a lab of 1,000 hosts has about 10,000
+MAX_VALUES = 50_000  # also after aliases are unfolded; a lab of 1,000 hosts has about 10,000
 MAX_DEPTH = 24
 
 
@@ -58,8 +58,10 @@ class NodeBuilder:
     def build(self, text: str) -> Node | None:
         """The root; None without any document. Raises Refused and yaml.YAMLError."""
         documents = 0
-        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        for number, event in enumerate(yaml.parse(text, Loader=yaml.SafeLoader)):
             mark = _mark(event)
+            if number > 2 * MAX_VALUES:  # a key and a value each
+                raise Refused(mark, f"has more than {MAX_VALUES:,} values; no topology is that large")
             if isinstance(event, yaml.DocumentStartEvent):
                 documents += 1
                 if documents > 1:

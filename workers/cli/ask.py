@@ -153,7 +153,7 @@ def _timeline(record: dict[str, Any], styles: dict[str, str], console: Console, 
     console.print()
     for line in draw(rows_of(record, styles, marks), width, marks):
         console.print(line, no_wrap=True, crop=False, soft_wrap=True)
-    console.print(Text(route_sentence(record), style="dim"))
+    console.print(Text(route_sentence(record), style="dim"), soft_wrap=False)
     sentence = handover_sentence(record, marks)
     if sentence is not None:
-        console.print(Text(sentence, style="dim"))
+        console.print(Text(sentence, style="dim"), soft_wrap=False)

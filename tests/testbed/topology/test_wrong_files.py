@@ -49,7 +49,7 @@ def test_a_path_that_is_no_file_says_so(tmp_path: Path) -> None:
     for path, words in [
         (tmp_path / "none.yaml", "there is no such file"),
         (tmp_path, f"is a directory; name a file in it, such as {tmp_path / 'lab.yaml'}"),
-        (Path("/dev/zero"), "is larger than 512 KiB"),
+        (Path("/dev/zero"), "is larger than 256 KiB"),
         (tmp_path / ("x" * 300), "cannot be read: File name too long"),
         (tmp_path / "a\0b", "no file can have such a name"),
     ]:
@@ -63,7 +63,7 @@ def test_a_path_that_is_no_file_says_so(tmp_path: Path) -> None:
 def test_a_large_file_is_refused_unread(tmp_path: Path) -> None:
     large = tmp_path / "large.yaml"
     large.write_text("# nothing\n" * 60_000)
-    with pytest.raises(TopologyErrors, match="larger than 512 KiB"):
+    with pytest.raises(TopologyErrors, match="larger than 256 KiB"):
         load_plan(large)
 
 
