@@ -51,7 +51,7 @@ def ps(as_json: bool) -> None:
         tell_losses(record)
     for lab in labs:
         for reason in lab["unfaithful"] or ():
-            click.secho(f"{lab['name']}: not to be trusted: {reason}", fg="red")
+            echo(f"{lab['name']}: not to be trusted: {reason}", fg="red")
 
 
 def _reasons(record: Any) -> list[str] | None:

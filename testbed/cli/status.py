@@ -43,7 +43,7 @@ def _print(status: dict[str, Any]) -> None:
         echo(sentence, fg="red")
     print_links(status["links"])
     for reason in status["unfaithful"]:
-        click.secho(f"not to be trusted: {reason}", fg="red")
+        echo(f"not to be trusted: {reason}", fg="red")
     for row in status.get("troubles", ()):
         console.print(f"[{'red' if row['claim'] else 'yellow'}]{escape(trouble_words(row))}[/]")
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from testbed.cli.options import json_option, lab_option, lab_or_only, print_json, sentences
+from testbed.cli.options import json_option, lab_option, lab_or_only, print_json, sentences, table_console
 
 # Warming TCP over the longest round trip, 20,000 loss probes and the trains, for several links.
 PATIENCE_S = 900.0
@@ -37,7 +37,6 @@ def verify(lab: str | None, quick: bool, as_json: bool) -> None:
 
 
 def _print(result: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
@@ -67,7 +66,7 @@ def _print(result: dict[str, Any]) -> None:
                 f"[{colour}]{figure['verdict']}[/]",
                 figure["note"],
             )
-    console = Console(highlight=False)
+    console = table_console()
     console.print(table)
     if result["paths"]:
         good = sum(path["ok"] for path in result["paths"])
