@@ -79,8 +79,23 @@ def rows_of(record: Mapping[str, Any], styles: Mapping[str, str], marks: Marks) 
             rows.append(Row(label, start, min(end, end_ms), took, style, open_end=end > end_ms))
 
     def tokens(name: str) -> str:
-        count = spans.get(name, {}).get("tokens", 0)
-        return f"{count} token{'' if count == 1 else 's'}"
+        return _tokens(spans.get(name, {}).get("tokens", 0))
+
+    def decoded(name: str, label: str, emitted: int | None) -> None:
+        """A row for each worker that decoded. It may do so in pieces, and while another does: what counts then is whose
+        tokens the answer has, `emitted` of all of the role's workers.
+        """
+        by_worker: dict[str, list[Mapping[str, Any]]] = {}
+        for span in record["pdd_spans"]:
+            if span["name"] == name:
+                by_worker.setdefault(span["instance"], []).append(span)
+        for worker, pieces in by_worker.items():
+            start, end = ms(min(one["start_ns"] for one in pieces)), ms(max(one["end_ns"] for one in pieces))
+            made = sum(max(0, one.get("tokens", 0)) for one in pieces)
+            count = emitted if emitted is not None and len(by_worker) == 1 else made
+            detail = f"{milliseconds(end - start)}  {_tokens(count)}"
+            style = styles.get(worker, "")
+            rows.append(Row(f"{label} {worker}", start, min(end, end_ms), detail, style, open_end=end > end_ms))
 
     cached = spans.get("prefill", {}).get("cached", 0)
     computed = f"{spans['prefill']['tokens'] - cached} of " if cached else ""
@@ -96,15 +111,18 @@ def rows_of(record: Mapping[str, Any], styles: Mapping[str, str], marks: Marks) 
     if record["ttft"] is not None:
         first = record["ttft"] * 1000
         rows.append(Row("first token", first, None, f"at {milliseconds(first)}", "bold"))
-    stretch("decode", f"decode {record['pdd_prefill']}", styles.get(record["pdd_prefill"], ""), tokens("decode"))
-    relay, main = record["pdd_relay"], record["pdd_main"]
-    stretch("relay-decode", f"relay {relay}", styles.get(relay, ""), tokens("relay-decode"))
+    decoded("decode", "decode", None)
+    decoded("relay-decode", "relay", record.get("pdd_rld_tokens"))
     if "hand-over" in spans and "extend" in spans:
         start, end = ms(spans["hand-over"]["start_ns"]), ms(spans["extend"]["end_ns"])
         rows.append(Row("hand-over", start, end, milliseconds(end - start), "cyan"))
-    stretch("main-decode", f"main {main}", styles.get(main, ""), tokens("main-decode"))
+    decoded("main-decode", "main", record.get("pdd_md_tokens"))
     rows.append(Row("end", end_ms, None, f"at {milliseconds(end_ms)}", "bold"))
     return rows
+
+
+def _tokens(count: int) -> str:
+    return f"{count} token{'' if count == 1 else 's'}"
 
 
 def _hit(span: Mapping[str, Any]) -> str:

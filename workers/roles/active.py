@@ -72,7 +72,7 @@ class Active:
                 name,
                 start_ns,
                 time.monotonic_ns(),
-                tokens=len(self.answer) - inherited,
+                tokens=max(0, len(self.answer) - inherited),  # where both decode, the relay's may end the answer before
                 drafted=sequence.drafted,
                 accepted=sequence.accepted,
                 preempted=sequence.preempted,

@@ -67,6 +67,26 @@ def lines_of(rows: list[Row], marks: Marks = BLOCKS, width: int = 80) -> list[st
     return [line.plain for line in draw(rows, width, marks)]
 
 
+def test_a_worker_that_decodes_in_pieces_beside_another_has_the_tokens_that_the_answer_has_of_it() -> None:
+    pieces = [(575, 600, 3), (610, 640, -1), (650, 995, 12)]
+    spans = [span for span in record()["pdd_spans"] if span["name"] != "main-decode"]
+    spans += [
+        {"name": "main-decode", "instance": "md0", "start_ns": start * MS, "end_ns": end * MS, "tokens": tokens}
+        for start, end, tokens in pieces
+    ]
+    overlapped = record(pdd_spans=spans, pdd_rld_tokens=8, pdd_md_tokens=11)
+    (main,) = [row for row in rows_of(overlapped, {}, Marks()) if row.label.startswith("main ")]
+    assert (main.start_ms, main.end_ms, main.detail) == (575, 995, "420 ms  11 tokens")
+    (relay,) = [row for row in rows_of(overlapped, {}, Marks()) if row.label.startswith("relay ")]
+    assert relay.detail == "280 ms  8 tokens"
+    taken_over = [*spans, {**spans[-1], "instance": "md1", "tokens": 4}]
+    rows = [row for row in rows_of(record(pdd_spans=taken_over, pdd_md_tokens=19), {}, Marks()) if "main" in row.label]
+    assert [(row.label, row.detail) for row in rows] == [
+        ("main md0", "420 ms  15 tokens"),
+        ("main md1", "345 ms  4 tokens"),
+    ]
+
+
 def test_bars_stand_where_their_times_are() -> None:
     rows = rows_of(record(), {}, Marks())
     lines = lines_of(rows)
