@@ -6,6 +6,7 @@ Kept as text by block, so that a trace whose prompts share much takes little mem
 
 import json
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,14 +29,18 @@ class Bodies:
         self._fields = json.dumps(dict(fields))[1:-1]
         self._token_ids = token_ids
         self._blocks: dict[int, str] = {}
-        self._tails: dict[Request, str] = {}
+        self._tails: dict[int, str] = {}  # by identity: two requests may be equal, and their tails are not
+        copies = Counter[tuple[int | None, ...]]()
         for request in trace.requests:
             full = self._full(request)
             for block in full:
                 if block not in self._blocks:
                     self._blocks[block] = _text(maker.block(block))
             if len(full) * trace.block_tokens < request.input_tokens:
-                self._tails[request] = _text(maker.prompt(request)[len(full) * trace.block_tokens :])
+                moment = request.time_ns, request.session, request.turn
+                prompt = maker.prompt(request, copies[moment])
+                self._tails[id(request)] = _text(prompt[len(full) * trace.block_tokens :])
+                copies[moment] += 1
 
     def _full(self, request: Request) -> Sequence[int]:
         return request.blocks[: request.input_tokens // self._block_tokens]
@@ -43,8 +48,8 @@ class Bodies:
     def body(self, request: Request) -> bytes:
         """Of a request of the trace."""
         parts = [self._blocks[block] for block in self._full(request)]
-        if request in self._tails:
-            parts.append(self._tails[request])
+        if id(request) in self._tails:
+            parts.append(self._tails[id(request)])
         return self._wrapped(",".join(parts), request.output_tokens)
 
     def warm_up(self, number: int, tokens: int = WARM_UP_TOKENS, output_tokens: int = 4) -> bytes:

@@ -45,6 +45,9 @@ def summary_of(parameters: Mapping[str, Any], result: PartResult) -> dict[str, A
     about["pdd_synthetic"] = parameters["synthetic"]
     about |= {f"pdd_{key}": parameters.get(key, default) for key, default in ASKED}
     about |= {f"pdd_{key}": result.facts[key] for key in ("expected_hit", "under_way", "not_sent")}
+    if links := result.facts.get("links"):
+        about["pdd_link_settings"] = links["settings"]
+        about["pdd_link_changes"] = {by: n for told in links["changes"].values() for by, n in told["by"].items()}
     found = summarise(result.records, result.facts["duration_s"], parameters["goodput"], parameters["percentiles"])
     return {**about, **found}
 
@@ -116,7 +119,9 @@ def _figures(summary: Mapping[str, Any], percentiles: list[float]) -> list[Figur
     for key, words in LAB_COUNTS:
         for name, count in summary.get(key, {}).items():
             figures += figure(f"{key} {name}", f"{words} {name}", "", count)
-    figures += [one for key, words, unit in LAB_FIGURES for one in figure(key, words, unit)]
+    hits = "pdd_p_hit" if "pdd_p_hit" in summary else "pdd_reached_hit"  # the same, of another server
+    told = [row for row in LAB_FIGURES if row[0] == hits or row[0] not in ("pdd_p_hit", "pdd_reached_hit")]
+    figures += [one for key, words, unit in told for one in figure(key, words, unit)]
     for key, words in LAB_TIMES:
         for kind in dict.fromkeys(("median", "p99", *map(percentile_name, percentiles))):
             figures += figure(f"{kind}_{key}", f"{words}, {kind}", "ms")

@@ -35,7 +35,9 @@ class Plan:
 
 @dataclass(frozen=True)
 class Result:
-    """`rows`: lines of requests.jsonl. `why`: what stopped the run (interrupted, gone); empty at its proper end."""
+    """`rows`: lines of requests.jsonl. `why`: what stopped the run (interrupted, gone); empty at its proper end.
+    `unrecorded`: answered requests without a record of the lab; `damaged`: lines of its records that could not be read.
+    """
 
     rows: list[dict[str, Any]]
     duration_s: float
@@ -43,6 +45,7 @@ class Result:
     not_sent: int
     why: str
     unrecorded: int
+    damaged: int = 0
 
 
 async def run(api: Api, plan: Plan, progress: BenchProgress, records: LabRecords | None) -> Result:
@@ -132,6 +135,7 @@ def _gathered(driven: Driven, progress: BenchProgress, records: LabRecords | Non
         driven.not_sent,
         driven.why,
         unrecorded,
+        0 if records is None else records.damaged,
     )
 
 

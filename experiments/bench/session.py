@@ -12,7 +12,7 @@ from typing import Any, Self
 from experiments.bench import kept
 from experiments.bench.bodies import Bodies
 from experiments.bench.client import Api, Served, asked
-from experiments.bench.experiment import notes, reasons_of, summary_of
+from experiments.bench.experiment import PART, notes, reasons_of, summary_of
 from experiments.bench.load import Load, planned
 from experiments.bench.options import Asked
 from experiments.bench.progress import BenchProgress
@@ -21,6 +21,8 @@ from experiments.framework import machine
 from experiments.framework.experiment import PartResult
 from experiments.framework.link_watch import LinkWatch
 from experiments.framework.records import LabRecords
+from experiments.framework.settings import SettingsWatch
+from experiments.framework.settings import reasons_of as changed_by_hand
 from experiments.traces.stats import Hit, hits
 from experiments.traces.trace import Trace
 from testbed.lab.control import ask_lab
@@ -76,7 +78,11 @@ class Session:
             topology = self._topology() if labs else ""
             started = time.time()
             watch = LinkWatch(self._record, out / "links.jsonl", "bench") if labs and out and self._record else None
+            settings = SettingsWatch(self._record) if self._record is not None else None
             load, served, result = asyncio.run(self._send(read, progress, watch))
+            links = {} if settings is None else {"settings": settings.begin, "changes": {PART: settings.changes()}}
+            for lab in labs:
+                lab.update(links)
             parameters = self._parameters(read, load, served)
             found = hits(load.trace)[load.first :]
             for row in result.rows:
@@ -89,11 +95,14 @@ class Session:
                 "why": result.why,
                 "unrecorded": result.unrecorded,
                 "lost": [] if self._record is None else self._record.losses(),
+                "damaged": result.damaged,
+                "links": links,
             }
             part = PartResult(result.rows, facts)
             reasons = reasons_of(parameters, part) + (watch.reasons() if watch is not None else [])
             part = PartResult(result.rows, facts, reasons)
             summary = summary_of(parameters, part)
+            reasons = [*changed_by_hand([links]), *reasons]
             if out is not None:
                 if labs and verify:
                     progress.step("verifying the links")

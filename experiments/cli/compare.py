@@ -62,19 +62,19 @@ def _read(directories: Sequence[Path]) -> "list[Compared]":
     from experiments.framework.directory import RunDirectory
     from experiments.framework.errors import ExperimentError
     from experiments.framework.runner import evaluated
-    from experiments.report.compare import Compared
+    from experiments.report.compare import Compared, common
 
     if len(directories) < 2:
         raise click.UsageError("one run alone compares with nothing; name two directories or more")
     if len({path.resolve() for path in directories}) < len(directories):
         raise click.UsageError("a directory is named twice")
-    kinds = dict.fromkeys(RunDirectory(path).run()["experiment"] for path in directories)
-    if len(kinds) > 1:
-        raise ExperimentError(f"runs of {' and '.join(kinds)} have no figures in common; compare runs of one of them")
     runs = []
     for path, name in zip(directories, _names(directories), strict=True):
         about, _, evaluation = evaluated(RunDirectory(path))
         runs.append(Compared(name, about, evaluation))
+    kinds = list(dict.fromkeys(run.about["experiment"] for run in runs))
+    if len(kinds) > 1 and not common(runs):
+        raise ExperimentError(f"runs of {' and '.join(kinds)} have no figures in common; compare runs of one of them")
     return runs
 
 
@@ -113,6 +113,8 @@ def _show(runs: "Sequence[Compared]") -> None:
     for run in runs:
         for reason in run.about["reasons"]:
             console.print(Text.assemble((f"{run.name} is unfaithful", "red"), f": {reason}"))
+        for note in run.evaluation.notes:
+            console.print(Text(f"{run.name}: {note}"))
     console.print(LEGEND, style="dim")
 
 
@@ -134,6 +136,7 @@ def _json(runs: "Sequence[Compared]") -> dict[str, Any]:
         "experiment": runs[0].about["experiment"],
         "runs": [run.name for run in runs],
         "faithful": [run.about["faithful"] for run in runs],
+        "notes": [list(run.evaluation.notes) for run in runs],
         "differences": dict(differences(runs)),
         "figures": figures,
     }

@@ -106,9 +106,9 @@ def _again(name: str, quick: bool, seeds: int | None, out: Path) -> str:
 
 def show(out: Path, evaluation: "Evaluation", as_json: bool) -> int:
     """The table; the exit status."""
-    import json
+    from experiments.framework.directory import RunDirectory
 
-    summary: dict[str, Any] = json.loads((out / "summary.json").read_text())
+    summary = RunDirectory(out).summary()
     if as_json:
         print_json(summary)
     else:
@@ -116,6 +116,8 @@ def show(out: Path, evaluation: "Evaluation", as_json: bool) -> int:
         console.print(_table(evaluation))
         for reason in summary["reasons"]:
             console.print(f"[red]unfaithful[/]: {reason.replace('[', chr(92) + '[')}")
+        for note in evaluation.notes:
+            console.print(note, markup=False)
         console.print(f"{out}/report.html", style="dim")
     missed = any(figure.verdict == "missed" for figure in evaluation.figures)
     return 1 if missed or not summary["faithful"] else 0

@@ -67,6 +67,17 @@ class RunDirectory:
             raise ExperimentError(f"{self.run_file} is not of this version of pddbed")
         return value
 
+    def summary(self) -> dict[str, Any]:
+        """summary.json. Raises ExperimentError."""
+        file = self.path / "summary.json"
+        try:
+            value = json.loads(file.read_text())
+        except (OSError, ValueError) as error:
+            raise ExperimentError(f"{file} cannot be read ({error})") from None
+        if not isinstance(value, dict):
+            raise ExperimentError(f"{file} is no summary of a run")
+        return value
+
     def write_run(self, run: Mapping[str, Any]) -> None:
         write_json(self.run_file, {"format": FORMAT, **run})
 

@@ -5,9 +5,9 @@ nothing was chosen to hit it; *check*: not published, the run's own book-keeping
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 Label = Literal["configured", "fitted", "predicted", "check"]
 
@@ -33,6 +33,13 @@ class Figure:
     high: float | None = None
     fit: str = ""
     note: str = ""
+
+    @classmethod
+    def of_row(cls, row: Mapping[str, Any]) -> Self:
+        """The inverse of `row`. Raises KeyError, TypeError, ValueError."""
+        names = ("key", "unit", "label", "target", "low", "high", "fit", "note")
+        known = {name: row[name] for name in names if name in row}
+        return cls(text=str(row["figure"]), values=tuple(float(value) for value in row["values"]), **known)
 
     @property
     def value(self) -> float | None:

@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from experiments.framework.errors import ExperimentError
 from experiments.framework.link_watch import LinkWatch
+from experiments.framework.settings import SettingsWatch
 from testbed.capture.settling import Settling
 from testbed.interpreter import environment, program
 from testbed.lab import start
@@ -164,6 +165,13 @@ class ExperimentLab:
         process = Process(host, command, variables, self.directory / f"{host}.log")
         self._processes.append(process)
         return process
+
+    def settings(self) -> SettingsWatch:
+        """What the links are asked to do from now on. Raises ExperimentError."""
+        try:
+            return SettingsWatch(self.record)
+        except LabError as error:
+            raise ExperimentError(str(error)) from None
 
     @contextmanager
     def watching(self, out: Path, part: str) -> Iterator[LinkWatch]:

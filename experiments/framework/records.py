@@ -24,6 +24,8 @@ class LabRecords:
         self._file = file
         self._read = file.stat().st_size if file.exists() else 0
         self._found: dict[str, dict[str, Any]] = {}
+        self.damaged = 0
+        """Lines that are no record, such as one that a full disk cut."""
 
     def gather(
         self, requests: Collection[str], waiting: Callable[[int], None], patience_s: float = PATIENCE_S
@@ -63,6 +65,9 @@ class LabRecords:
             return 0
         for line in lines:
             self._read += len(line) + 1
-            record = json.loads(line)
-            self._found[record["request_id"]] = record
+            try:
+                record = json.loads(line)
+                self._found[record["request_id"]] = record
+            except (ValueError, LookupError, TypeError):
+                self.damaged += 1
         return len(lines)

@@ -33,7 +33,8 @@ def take_over(
     for lab in theirs["labs"]:
         names = [name for name in lab["parts"] if name in found]
         if names:
-            about["labs"].append({**lab, "parts": names})
+            changes = {name: told for name, told in (lab.get("changes") or {}).items() if name in found}
+            about["labs"].append({**lab, "parts": names, "changes": changes})
     about["taken_from"] = [*about.get("taken_from", []), str(source)]
     directory.write_run(about)
     _copy_links(other.links, directory.links, set(found))

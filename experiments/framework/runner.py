@@ -13,10 +13,12 @@ from experiments.framework import machine
 from experiments.framework.directory import RunDirectory, write_json, write_whole
 from experiments.framework.errors import ExperimentError
 from experiments.framework.experiment import Computation, Evaluation, Experiment, Options, Part, PartResult
+from experiments.framework.figures import Figure
 from experiments.framework.lab import ExperimentLab
 from experiments.framework.progress import RunProgress
 from experiments.framework.registry import find_reported
 from experiments.framework.reuse import take_over
+from experiments.framework.settings import reasons_of as changed_by_hand
 from experiments.report.charts import Chart, svg
 
 VERIFY_AGAIN = 2  # times; the verification after the run covers the lab's whole life and is not repeated
@@ -115,6 +117,8 @@ def _run_parts(
             "variant": variant,
             "driver": lab.state["driver"],
             "applied": lab.state["applied"],
+            "settings": {},
+            "changes": {},
             "verified_before": _verify_before(lab),
             "verified_after": None,
             "versions": machine.versions(),
@@ -126,8 +130,11 @@ def _run_parts(
         with experiment.session(lab, options) as session:
             for part in parts:
                 progress.begin(part)
+                settings = lab.settings()
+                in_lab["settings"] = in_lab["settings"] or settings.begin
                 with lab.watching(directory.links, part.name) as watch:
                     result = session.run(part, directory.part(part.name), progress.advance)
+                in_lab["changes"][part.name] = settings.changes()
                 result = replace(result, reasons=[*result.reasons, *watch.reasons()])
                 in_lab["verified_after"] = lab.verify()  # after each part: it covers the lab's life until then
                 in_lab["parts"].append(part.name)
@@ -156,24 +163,52 @@ def _verify_before(lab: ExperimentLab) -> dict[str, Any] | None:
 
 
 def evaluated(directory: RunDirectory) -> tuple[dict[str, Any], dict[str, tuple[Part, PartResult]], Evaluation]:
-    """run.json with its verdict as of now, the parts that are done, what they come to. Raises ExperimentError."""
+    """run.json with its verdict as of now, the parts that are done, what they come to. Raises ExperimentError.
+
+    Of a directory without its parts, as results are committed: the figures of its summary, and no part.
+    """
     about = directory.run()
     experiment = find_reported(about["experiment"])
     results = {name: directory.load(name) for name in about["parts"] if directory.is_done(name)}
     if not results:
-        raise ExperimentError(f"{directory.path} has no part that is done; run it again with --out {directory.path}")
+        return about, {}, _summarised(directory, about)
     reasons = unfaithful_reasons(about, results)
     about["faithful"], about["reasons"] = not reasons, reasons
-    return about, results, experiment.evaluate(about["parameters"], results)
+    try:
+        return about, results, experiment.evaluate(about["parameters"], results)
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        words = f"the parts of {directory.path} are not those of {about['experiment']} as this version knows them"
+        raise ExperimentError(f"{words} ({error!r:.100}); evaluate it with the version in its run.json") from None
+
+
+def _summarised(directory: RunDirectory, about: dict[str, Any]) -> Evaluation:
+    """As the run was reported when its parts were there; completes `about` by it. Raises ExperimentError."""
+    path = directory.path
+    if not (path / "summary.json").exists():
+        raise ExperimentError(f"{path} has no part that is done; run it again with --out {path}")
+    summary = directory.summary()
+    for key, default in (("faithful", False), ("reasons", [])):
+        about.setdefault(key, summary.get(key, default))
+    try:
+        figures = [Figure.of_row(row) for row in summary["figures"]]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ExperimentError(f"{path / 'summary.json'} has figures that cannot be read ({error!r})") from None
+    note = f"The parts of {path} are not there: these are its figures as they were reported, not evaluated again."
+    return Evaluation(figures, notes=[note], summary=summary)
 
 
 def report(path: Path) -> Evaluation:
-    """Evaluate what is done and write the run's files anew. Raises ExperimentError."""
+    """Evaluate what is done and write the run's files anew; nothing is written where the parts are not there.
+
+    Raises ExperimentError.
+    """
     from experiments.report.page import page
     from experiments.report.timeline import timeline
 
     directory = RunDirectory(path)
     about, results, evaluation = evaluated(directory)
+    if not results:
+        return evaluation
     directory.write_run(about)
     directory.write_records(results.values())
     reasons = about["reasons"]
@@ -214,8 +249,16 @@ def unfaithful_reasons(about: Mapping[str, Any], results: Mapping[str, tuple[Par
             reasons += [
                 f"wan {link['name']} out of tolerance {when} the run" for link in verified["links"] if not link["ok"]
             ]
+    reasons += changed_by_hand(about["labs"])
     for name, (_, result) in results.items():
         reasons += [f"{name}: {reason}" for reason in result.reasons]
+        reasons += [] if about.get("experiment") == "bench" else [f"{name}: {reason}" for reason in _recovered(result)]
     if len(results) < len(about["parts"]):
         reasons.append(f"{len(about['parts']) - len(results)} of {len(about['parts'])} parts are not done")
     return list(dict.fromkeys(reasons))
+
+
+def _recovered(result: PartResult) -> list[str]:
+    """That requests lost a worker: what they measured is then not the pipeline that the part asked for."""
+    lost = [record for record in result.records if record.get("pdd_recovery") or record.get("pdd_replays")]
+    return [f"requests that lost a worker and went on elsewhere or again: {len(lost)}"] if lost else []

@@ -8,6 +8,7 @@ from typing import Any
 
 from experiments.framework.experiment import Evaluation
 from experiments.framework.figures import Figure
+from experiments.framework.settings import changes_of, settings_of
 from experiments.report.charts import Chart
 
 
@@ -51,6 +52,12 @@ def keys(runs: Sequence[Compared]) -> list[str]:
     return list(dict.fromkeys(figure.key for run in runs for figure in run.evaluation.figures))
 
 
+def common(runs: Sequence[Compared]) -> list[str]:
+    """Those that all runs have, but for checks: experiments that are made of the same parts share some."""
+    found = {key: [run.figure(key) for run in runs] for key in keys(runs)}
+    return [key for key, ones in found.items() if all(one is not None and one.label != "check" for one in ones)]
+
+
 def differences(runs: Sequence[Compared]) -> list[tuple[str, list[str]]]:
     """Parameters and machine facts that are not the same in all runs, and each run's."""
     told = [dict(_flat(_facts(run.about))) for run in runs]
@@ -60,10 +67,18 @@ def differences(runs: Sequence[Compared]) -> list[tuple[str, list[str]]]:
 
 
 def _facts(about: Mapping[str, Any]) -> dict[str, Any]:
-    labs = about["labs"]
-    machine = {key: about["machine"][key] for key in ("cpu", "cpus", "kernel")}
+    labs = about.get("labs", [])
+    machine = {key: about.get("machine", {}).get(key, "-") for key in ("cpu", "cpus", "kernel")}
     drivers = ", ".join(sorted({lab["driver"] for lab in labs}))
-    return {**about["parameters"], "seeds": about["seeds"], "WAN driver": drivers, **machine}
+    links = {f"link {name}": words for name, words in settings_of(labs).items()}
+    return {
+        **about["parameters"],
+        "seeds": about["seeds"],
+        **links,
+        "links changed meanwhile": changes_of(labs) or "-",
+        "WAN driver": drivers,
+        **machine,
+    }
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
@@ -71,7 +86,14 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
         for key, one in value.items():
             yield from _flat(one, f"{name}.{key}" if name else str(key))
     else:
-        yield name, str(value)
+        yield name, str(value)[:12] if name.endswith("sha256") else str(value)
+
+
+def left_out(runs: Sequence[Compared]) -> list[str]:
+    """Titles of charts that not every run has, so that they are not laid over each other."""
+    titles = [{chart.title for chart in run.evaluation.charts} for run in runs]
+    every = set.intersection(*titles)
+    return [title for title in dict.fromkeys(t for ones in titles for t in sorted(ones)) if title not in every]
 
 
 def overlaid(runs: Sequence[Compared]) -> list[Chart]:

@@ -13,9 +13,10 @@ from markupsafe import Markup
 
 from experiments.framework.experiment import Evaluation
 from experiments.framework.figures import Figure
+from experiments.framework.settings import changes_of, settings_of
 from experiments.report.charts import Chart, Series
 from experiments.report.charts import figure as drawn_figure
-from experiments.report.compare import Change, Compared, change, differences, keys, overlaid
+from experiments.report.compare import Change, Compared, change, differences, keys, left_out, overlaid
 
 
 def page(run: Mapping[str, Any], summary: Mapping[str, Any], evaluation: Evaluation, links: Path) -> str:
@@ -35,6 +36,8 @@ def page(run: Mapping[str, Any], summary: Mapping[str, Any], evaluation: Evaluat
         memory=f"{run['machine']['memory_bytes'] / 2**30:.0f} GiB",
         load=" ".join(f"{value:.1f}" for value in run["machine"]["load"]),
         links=_link_rows(run),
+        settings=settings_of(run["labs"]),
+        changes=changes_of(run["labs"]),
         parameters=json.dumps(run["parameters"], indent=2),
     )
 
@@ -62,6 +65,8 @@ def comparison(runs: Sequence[Compared], legend: str) -> str:
         differences=differences(runs),
         topology="\n".join(diffs),
         charts=overlaid(runs),
+        left_out=left_out(runs),
+        notes=[f"{run.name}: {note}" for run in runs for note in run.evaluation.notes],
     )
 
 
@@ -109,7 +114,8 @@ def shown(value: float | None, unit: str) -> str:
         return "-"
     if unit == "share":
         return f"{value:.2%}" if abs(value) < 0.05 else f"{value:.1%}"
-    digits = 0 if abs(value) >= 1000 else 1 if abs(value) >= 10 else 2
+    counted = unit in ("", "B") and float(value).is_integer()
+    digits = 0 if counted or abs(value) >= 1000 else 1 if abs(value) >= 10 else 2
     return f"{value:,.{digits}f}" + (f" {unit}" if unit else "")
 
 

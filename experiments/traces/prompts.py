@@ -26,8 +26,8 @@ class PromptMaker:
         """Tokens of the prompt; at least one."""
         return max(1, request.input_tokens // self.scale)
 
-    def prompt(self, request: Request) -> list[int]:
-        """The request's token ids."""
+    def prompt(self, request: Request, copy: int = 0) -> list[int]:
+        """The request's token ids. `copy`: which of several requests of one moment and turn it is, from 0."""
         tokens: list[int] = []
         length = self.length(request)
         for block in request.blocks:
@@ -35,11 +35,12 @@ class PromptMaker:
                 break
             tokens += self.block(block)
         if len(tokens) < length:  # a last block in part that the trace gives no id: nobody else's
-            tokens += self._tail(request, length - len(tokens))
+            tokens += self._tail(request, length - len(tokens), copy)
         return tokens[:length]
 
-    def _tail(self, request: Request, count: int) -> list[int]:
-        source = random.Random(f"{self._seed} {request.time_ns} {request.session} {request.turn}")
+    def _tail(self, request: Request, count: int, copy: int) -> list[int]:
+        name = f"{self._seed} {request.time_ns} {request.session} {request.turn}"
+        source = random.Random(f"{name} {copy}" if copy else name)
         return source.choices(self._vocabulary, k=count)
 
     def block(self, block: int) -> list[int]:

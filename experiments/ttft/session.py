@@ -86,7 +86,7 @@ class TtftSession:
         faster = self._shape.time_compression
         tokens = record["output_len"] * self._shape.output_divisor
         after_first_s = record["e2el"] - record["ttft"]
-        kept = {key: value for key, value in record.items() if key not in ("itl", "pdd_recovery")}
+        kept = {key: value for key, value in record.items() if key != "itl" and (value or key != "pdd_recovery")}
         if index >= SPANS_OF:
             kept.pop("pdd_spans")
         return {

@@ -134,6 +134,10 @@ def _faithful(lab: RunningLab, _request: dict[str, Any]) -> Reply:
     return {"reasons": lab.verification.faithfulness.reasons()}, []
 
 
+def _wan_changes(lab: RunningLab, request: dict[str, Any]) -> Reply:
+    return lab.wan.history(int(request["since"])), []
+
+
 def _verify(lab: RunningLab, request: dict[str, Any]) -> Reply:
     if request.get("anew"):
         lab.verification.faithfulness.forget()
@@ -153,6 +157,7 @@ OPERATIONS: dict[str, Callable[[RunningLab, dict[str, Any]], Reply]] = {
     "wan-stop": _wan_stop,
     "wan-set": _wan_set,
     "wan-reset": _wan_reset,
+    "wan-changes": _wan_changes,
     "capture": capture,
     "count-bytes": count_bytes,
 }

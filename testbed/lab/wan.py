@@ -5,6 +5,8 @@ rest (testbed.congestion.change); it is checked as a whole before any direction 
 """
 
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -19,6 +21,8 @@ from testbed.topology.plan import LabPlan, WanPlan
 
 # What a change may name, as the topology file spells it; "none" takes a value away.
 SETTABLE = ("rate", "delay", "jitter", "loss", "duplicate", "corrupt", "reorder", "queue")
+
+CHANGES_KEPT = 1000
 
 
 class ChangeError(Exception):
@@ -50,6 +54,8 @@ class WanControl:
         }
         self._changes = dict.fromkeys(self._asked, 0)
         self._dropped_by_verify = {name: dict.fromkeys(DIRECTIONS, 0) for name in self._asked}
+        self._history = {by: deque[dict[str, Any]](maxlen=CHANGES_KEPT) for by in ("hand", "timeline")}
+        self._changed_by = dict.fromkeys(self._history, 0)
 
     def show(self) -> list[dict[str, Any]]:
         """Per link: the file's values, what is asked now, what is applied, and the counters.
@@ -96,11 +102,11 @@ class WanControl:
 
     def set(self, name: str, direction: Direction | None, values: Mapping[str, Any]) -> dict[str, Any]:
         """Change the named values, in one direction or both, and keep the rest. Raises ChangeError, LinkError."""
-        self.change(name, DIRECTIONS if direction is None else (direction,), read_change(values))
+        self.change(name, DIRECTIONS if direction is None else (direction,), read_change(values), "hand")
         self.tell_rates()
         return self._show(name)
 
-    def change(self, name: str, directions: Iterable[Direction], change: Change) -> None:
+    def change(self, name: str, directions: Iterable[Direction], change: Change, by: str = "timeline") -> None:
         """As `set`, of a change that was read already: what timelines do. Raises ChangeError, LinkError."""
         plan = self._plan(name)
         with self._lock:
@@ -108,7 +114,15 @@ class WanControl:
                 wanted = apply_change(self._asked[name], directions, change, plan.mtu)
             except ValueError as error:
                 raise ChangeError(str(error)) from None
-            self._apply(name, wanted)
+            self._apply(name, wanted, by)
+
+    def history(self, since: int = 0) -> dict[str, Any]:
+        """How many changes there were so far by "hand" and by a "timeline", and those behind the first `since`, the
+        last 1,000 of each: at what time (Unix seconds), of which link and direction, and what is asked from then on.
+        """
+        with self._lock:
+            later = [change for kept in self._history.values() for change in kept if change["number"] > since]
+            return {"counts": dict(self._changed_by), "changes": sorted(later, key=lambda change: change["number"])}
 
     def reset(self, name: str) -> dict[str, Any]:
         """Back to what the file says."""
@@ -141,7 +155,7 @@ class WanControl:
             rates[name] = min((limit for limit in limits if limit is not None), default=None)
         self._on_rates(rates)
 
-    def _apply(self, name: str, wanted: Mapping[Direction, Impairment]) -> None:
+    def _apply(self, name: str, wanted: Mapping[Direction, Impairment], by: str = "hand") -> None:
         for direction, impairment in wanted.items():
             refused = self._links[name].refuses(impairment, self._plans[name].mtu)
             if refused is not None:
@@ -151,6 +165,10 @@ class WanControl:
                 self._changes[name] += 1
                 self._links[name].apply(direction, impairment)
                 self._asked[name][direction] = impairment
+                self._changed_by[by] += 1
+                change = {"time": time.time(), "link": name, "direction": direction, "by": by}
+                number = sum(self._changed_by.values())
+                self._history[by].append({"number": number, **change, "asked": impairment.to_dict()})
                 self._on_change(name, self._asked[name])
 
     def _plan(self, name: str) -> WanPlan:

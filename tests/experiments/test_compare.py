@@ -8,13 +8,16 @@ import pytest
 from click.testing import CliRunner, Result
 
 from experiments.cli.compare import compare
+from experiments.cli.report import report
 from experiments.framework.directory import RunDirectory
 from experiments.framework.experiment import Evaluation, Options, PartResult
 from experiments.framework.figures import Figure
 from experiments.modes.experiment import Modes
 from experiments.report.charts import Chart, Series
 from experiments.report.compare import Compared, change, differences, keys, overlaid
+from tests.conftest import ROOT
 
+RESULTS = ROOT / "results"
 ABOUT: dict[str, Any] = {
     "parameters": {"a": {"b": 1}, "c": 2},
     "seeds": 3,
@@ -136,11 +139,23 @@ def test_what_cannot_be_compared_is_one_sentence(tmp_path: Path) -> None:
     ):
         result = run_compare(*arguments)
         assert (result.exit_code, said in result.output) == (status, True), result.output
+    result = run_compare(RESULTS / "modes", RESULTS / "skew")
+    assert (result.exit_code, "runs of modes and skew have no figures in common" in result.output) == (1, True)
     other = run_in(tmp_path / "other", 100)
     about = RunDirectory(other).run()
     RunDirectory(other).write_run({**about, "experiment": "skew"})
     result = run_compare(one, other)
-    assert (result.exit_code, "runs of modes and skew have no figures in common" in result.output) == (1, True)
+    assert (result.exit_code, "are not those of skew as this version knows them" in result.output) == (1, True)
+
+
+def test_requests_that_lost_a_worker_make_a_part_unfaithful(tmp_path: Path) -> None:
+    one, other = run_in(tmp_path / "one", 100), run_in(tmp_path / "other", 100)
+    directory = RunDirectory(other)
+    part, result = directory.load(RunDirectory(other).run()["parts"][0])
+    records = [{**record, "pdd_recovery": [{"error": "out_of_kv_blocks"}]} for record in result.records]
+    directory.keep(part, PartResult(records, result.facts, result.reasons))
+    said = " ".join(run_compare(one, other).output.split())
+    assert f"{part.name}: requests that lost a worker and went on elsewhere or again: {len(records)}" in said
 
 
 def test_an_unfaithful_run_says_so(tmp_path: Path) -> None:
@@ -149,3 +164,64 @@ def test_an_unfaithful_run_says_so(tmp_path: Path) -> None:
     about["labs"][0]["verified_after"]["reasons"] = ["the relay was late"]
     RunDirectory(other).write_run(about)
     assert "other is unfaithful: the relay was late (after the run)" in run_compare(one, other).output
+
+
+# -- what is committed, of this version and of older ones ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in RESULTS.glob("*/run.json")))
+def test_committed_results_are_reported_as_they_were_and_left_alone(name: str) -> None:
+    path = RESULTS / name
+    before = {file: file.stat().st_mtime_ns for file in path.rglob("*")}
+    summary = json.loads((path / "summary.json").read_text())
+    result = CliRunner().invoke(report, [str(path)])
+    missed = any(figure["verdict"] == "missed" for figure in summary["figures"])
+    assert result.exit_code == (1 if missed or not summary["faithful"] else 0), result.output
+    assert summary["figures"][0]["figure"].split()[0] in result.output
+    assert "are not there: these are its figures as they were reported" in " ".join(result.output.split())
+    again = CliRunner().invoke(report, [str(path), "--json"])
+    assert json.loads(again.output) == summary
+    assert {file: file.stat().st_mtime_ns for file in path.rglob("*")} == before
+
+
+def test_committed_results_are_compared_those_of_other_experiments_by_what_they_share(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    result = run_compare(RESULTS / "ttft", RESULTS / "split", "--out", page)
+    assert result.exit_code == 0, result.output
+    assert "PDD TTFT P90" in result.output
+    assert "+0.0%" in result.output
+    assert "PDD TTFT P90" in page.read_text()
+    as_json = json.loads(run_compare(RESULTS / "consistency", RESULTS / "ttft", "--json").output)
+    assert as_json["runs"] == ["consistency", "ttft"]
+
+
+def test_a_run_without_parts_and_summary_or_with_a_damaged_one_is_one_sentence(tmp_path: Path) -> None:
+    run_in(tmp_path, 100)
+    for part in (tmp_path / "parts").rglob("part.json"):
+        part.unlink()
+    for text, said in (
+        (None, "has no part that is done"),
+        ("{", "summary.json cannot be read"),
+        ("[]", "is no summary"),
+        ('{"figures": [{"key": 1}]}', "has figures that cannot be read"),
+        ("{}", "has figures that cannot be read"),
+    ):
+        if text is not None:
+            (tmp_path / "summary.json").write_text(text)
+        result = CliRunner().invoke(report, [str(tmp_path)])
+        assert (result.exit_code, said in result.output) == (1, True), result.output
+        assert "Traceback" not in result.output
+
+
+def test_settings_of_the_links_and_their_changes_are_what_was_asked_differently() -> None:
+    told = {"known": True, "by": {"hand": 4}, "changes": []}
+    change_of = {"by": "hand", "link": "wan0", "direction": "forward", "asked": "no rate limit, 200ms"}
+    told["changes"] = [{**change_of, "after_s": 1.5 + at} for at in range(4)]
+    near = {"driver": "userspace", "settings": {"wan0 forward": "400mbit, 20ms"}, "changes": {}}
+    far = {"driver": "userspace", "settings": {"wan0 forward": "400mbit, 200ms"}, "changes": {"bench": told}}
+    runs = [Compared(name, {**ABOUT, "labs": [lab]}, Evaluation([])) for name, lab in (("near", near), ("far", far))]
+    found = dict(differences(runs))
+    assert found["link wan0 forward"] == ["400mbit, 20ms", "400mbit, 200ms"]
+    assert found["links changed meanwhile"][0] == "-"
+    assert found["links changed meanwhile"][1].startswith("wan0 forward to no rate limit, 200ms after 1.5 s, ")
+    assert found["links changed meanwhile"][1].endswith(", 1 more")

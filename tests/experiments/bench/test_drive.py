@@ -255,3 +255,11 @@ def test_records_that_are_needed_are_taken_once_or_named(tmp_path: Path, monkeyp
     with pytest.raises(ExperimentError, match="1 requests, the first a, left no record"):
         records.take(["a", "b"])
     assert records.take(["b"])["b"]["value"] == 2
+
+
+def test_a_line_that_is_no_record_is_counted_and_hides_no_other(tmp_path: Path) -> None:
+    file = tmp_path / "requests.jsonl"
+    records = LabRecords(file)
+    file.write_text('{"request_id": "a", "val{"request_id": "b"}\n[]\n{}\n\n{"request_id": "c"}\n')
+    assert records.gather(["c"], lambda count: None, patience_s=0.01) == {"c": {"request_id": "c"}}
+    assert records.damaged == 4

@@ -198,5 +198,15 @@ def test_bodies_hold_the_prompts_of_the_trace_token_by_token(
         }
 
 
+def test_requests_of_one_moment_share_no_more_than_their_ids_say() -> None:
+    trace = trace_of(Request(0, 10, 1, (1, 2)), Request(0, 10, 1, (1, 2)), Request(0, 3, 1), Request(0, 3, 1))
+    bodies = Bodies(trace, BYTES, 1, asked("m", ignore_eos=True))
+    one, other, short, shorter = (json.loads(bodies.body(request))["prompt"] for request in trace.requests)
+    assert one[:8] == other[:8]
+    assert one[8:] != other[8:]
+    assert short != shorter
+    assert [hit.cached_tokens for hit in hits(trace)] == [0, 8, 0, 0]
+
+
 def test_other_servers_are_not_told_of_ignore_eos_unless_asked() -> None:
     assert "ignore_eos" not in asked("m", ignore_eos=False)

@@ -209,6 +209,8 @@ def test_caches_that_knew_the_prompts_make_another_load_of_a_synthetic_one_and_a
 def test_caches_that_hit_more_than_a_point_less_than_the_load_gives_are_no_faithful_replay(synthetic: bool) -> None:
     parameters = PARAMETERS | {"synthetic": synthetic, "request_rate": 1.0 if synthetic else "trace"}
     short = PartResult([noted(0, pdd_p_hit=0.012, pdd_expected_hit=0.365)], facts(expected_hit=0.5))
+    by_two_points = PartResult([noted(0, pdd_p_hit=0.345, pdd_expected_hit=0.365)], facts())
+    assert bool(reasons_of(parameters, by_two_points)) is not synthetic, "what is made up is not a trace's by the point"
     (said,) = reasons_of(parameters, short)
     assert "prefill hit 1.2% of the prompts' tokens where the load by itself gives 36.5%" in said
     near = PartResult([noted(0, pdd_p_hit=0.356, pdd_expected_hit=0.365)], facts())
@@ -313,7 +315,7 @@ def test_the_report_has_every_figure_of_the_terminals_table() -> None:
         if isinstance(value, dict):
             for name, count in value.items():
                 assert figures[f"{key.removeprefix('pdd_')} {name}"] == count
-        elif isinstance(value, int | float) and key not in ("request_rate", "max_concurrency"):
+        elif isinstance(value, int | float) and key not in ("request_rate", "max_concurrency", "pdd_reached_hit"):
             assert figures[key.removeprefix("pdd_")] == value
     assert figures["median_pdd_kv_xfer_ms"] == 40.0
     assert figures["pipelines p-rld-md"] == figures["handoffs catch-up"] == 2
