@@ -53,6 +53,7 @@ def sim(
     from experiments.sim.deployment import BadDeployment, Deployment
     from experiments.sim.simulator import simulate
     from experiments.sim.variants import VARIANTS
+    from experiments.sim.workload import LEFT_OUT, left_out
     from experiments.ttft.fit import Fit
 
     fit = Fit.read()
@@ -67,33 +68,43 @@ def sim(
         raise click.UsageError(str(error)) from None
     if file is None:
         trace, warm_up = fit.trace(seed, num or 3000, deployment.context_tokens, rate)
+        beyond_num = 0
     else:
-        trace = _read(file, num, warm_up, rate, spread_s, seed)
+        trace, beyond_num = _read(file, num, warm_up, rate, spread_s, seed)
+    otherwise = left_out(trace, warm_up, deployment.context_tokens) | ({"beyond_num": beyond_num} if beyond_num else {})
     runs = {name: simulate(trace, VARIANTS[name], deployment, warm_up) for name in policies or DEFAULT_POLICIES}
     if as_json:
         about = {"origin": trace.origin, "sha256": trace.sha256, "block_tokens": trace.block_tokens, "warm_up": warm_up}
         summaries = {name: run.summary() for name, run in runs.items()}
+        about |= {"left_out": otherwise, "notes": list(trace.notes)}
         print_json({"trace": about, "deployment": asdict(deployment), "policies": summaries})
         return
     console = table_console()
     console.print(_table(runs))
-    console.print(f"simulated: {len(trace.requests) - warm_up} requests, {trace.origin}\n{LEGEND}", style="dim")
+    measured = len(trace.requests) - warm_up
+    console.print(f"simulated: {measured} requests, {trace.origin}\n{LEGEND}", style="dim")
+    for note in (*trace.notes, *(LEFT_OUT[name].format(count, measured) for name, count in otherwise.items())):
+        console.print(note)
 
 
-def _read(file: Path, num: int | None, warm_up: int, rate: float | None, spread_s: float | None, seed: int) -> "Trace":
+def _read(
+    file: Path, num: int | None, warm_up: int, rate: float | None, spread_s: float | None, seed: int
+) -> "tuple[Trace, int]":
+    """The trace to simulate, and how many of its requests are behind `num`."""
     from experiments.sim.workload import BadWorkload, at_rate, first, spread
     from experiments.traces import TraceError
     from experiments.traces.read import read_trace
 
     try:
-        trace = read_trace(file)
+        trace, beyond_num = read_trace(file), 0
         if spread_s is not None:
             trace = spread(trace, spread_s, seed)
         if num is not None:
-            trace = first(trace, warm_up + num)
+            whole, trace = trace, first(trace, warm_up + num)
+            beyond_num = len(whole.requests) - len(trace.requests)
         if len(trace.requests) <= warm_up:
             raise BadWorkload(f"{file} has {len(trace.requests)} requests, all of which --warm-up {warm_up} takes")
-        return trace if rate is None else at_rate(trace, rate)
+        return (trace if rate is None else at_rate(trace, rate)), beyond_num
     except (TraceError, BadWorkload) as error:
         raise CommandError(str(error)) from None
 

@@ -169,6 +169,7 @@ def _notes(parameters: Mapping[str, Any]) -> list[str]:
             f"Real trace: {trace['origin']}; {trace['requests']} requests, {trace['weighted_hit']:.1%} hit by tokens, "
             f"{trace['share_above_95']:.0%} of requests above 95 % (sha256 {trace['sha256'][:16]})."
         )
+        notes += trace.get("notes", [])
     elif not parameters["quick"]:
         notes.append("The real agentic trace is not present here (PDDBED_TRACES names its folder): not run.")
     return notes

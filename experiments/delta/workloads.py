@@ -54,7 +54,11 @@ def excerpt(trace: Trace) -> Trace:
         if len(taken) >= TRACE_REQUESTS:
             break
     origin = f"{trace.origin}: sessions {', '.join(str(s) for s in dict.fromkeys(r.session for r in taken))}"
-    return Trace(tuple(taken), trace.block_tokens, trace.format, origin)
+    note = (
+        f"Of the trace's {len(trace.requests)} requests {len(taken)} are taken: whole sessions that fit the context, "
+        f"of {SESSION_TURNS.start} to {SESSION_TURNS.stop - 1} turns."
+    )
+    return Trace(tuple(taken), trace.block_tokens, trace.format, origin, (*trace.notes, note))
 
 
 def recipe(options: Options, seed: int) -> Recipe:

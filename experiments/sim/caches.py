@@ -6,7 +6,7 @@ from workers.cache.policy import PrefixPolicy
 
 
 class SimCache:
-    """Counts in tokens; whole blocks only, as the live cache's mirrors know them."""
+    """Counts in tokens, a last block in part as a whole one: a prompt's own length is the caller's to mind."""
 
     def __init__(self, block_tokens: int, most_tokens: int = 0) -> None:
         self._policy = PrefixPolicy()

@@ -15,7 +15,7 @@ from experiments.sim.outcome import Outcome, Run
 from experiments.sim.pool import Pool
 from experiments.sim.state import Live, Node
 from experiments.sim.variants import Variant
-from experiments.traces.trace import Request, Trace
+from experiments.traces.trace import Request, Trace, blocks_of
 from workers.handover import RelayLoad, choose_mode
 from workers.policy import Route, WorkerView, route_for
 
@@ -52,7 +52,7 @@ class _Simulator:
             tokens = min(request.input_tokens, self._is.context_tokens)
             outcome = Outcome(index, request.time_ns / 1e9, tokens, max(1, request.output_tokens))
             outcomes.append(outcome)
-            path = request.blocks[: tokens // self._trace.block_tokens]
+            path = request.blocks[: blocks_of(tokens, self._trace.block_tokens)]
             self._at(outcome.arrival_s, self._arrive, outcome, path)
         while self._events:
             self._now_s, _, act, arguments = heapq.heappop(self._events)
@@ -65,7 +65,8 @@ class _Simulator:
         for node in self._nodes.values():
             by_role.setdefault(node.role, []).append(node)
         for index, request in enumerate(requests):
-            path = request.blocks[: min(request.input_tokens, self._is.context_tokens) // self._trace.block_tokens]
+            tokens = min(request.input_tokens, self._is.context_tokens)
+            path = request.blocks[: blocks_of(tokens, self._trace.block_tokens)]
             for nodes in by_role.values():
                 nodes[index % len(nodes)].cache.keep(path)
 
@@ -85,7 +86,8 @@ class _Simulator:
             self._nodes[name].active += 1
             live.unsettled.add(name)
         if route.pipeline == "md":  # prfaas: the request itself crosses, then main decode does it all
-            outcome.md_hit = self._nodes[route.prefill].cache.matched(path) / outcome.prompt_tokens
+            held = min(self._nodes[route.prefill].cache.matched(path), outcome.prompt_tokens)
+            outcome.md_hit = held / outcome.prompt_tokens
             self._at(self._now_s + self._is.rtt_s / 2, self._begin_prefill, live)
         else:
             self._begin_prefill(live)
@@ -98,7 +100,7 @@ class _Simulator:
                 node.role,
                 node.active,
                 self._all,
-                node.cache.matched(path),
+                min(node.cache.matched(path), outcome.prompt_tokens),
                 is_.busy_tokens,
                 node.cache.tokens,
             )
@@ -129,7 +131,7 @@ class _Simulator:
             self._decode_on_main(live, self._now_s, 0)
             return
         if route.relay is not None:
-            lacking = live.outcome.prompt_tokens - self._nodes[route.relay].cache.matched(live.path)
+            lacking = max(0, live.outcome.prompt_tokens - self._nodes[route.relay].cache.matched(live.path))
             fabric_s = lacking * self._is.kv_bytes_per_token / self._is.fabric_bytes_per_s
             self._at(self._now_s + fabric_s, self._relay_begins, live)
         if route.main is None:

@@ -43,6 +43,55 @@ def test_a_trace_of_ones_own_is_simulated(tmp_path: Path) -> None:
     assert json.loads(out)["policies"]["cdc-pd"]["completed"] == 40
 
 
+def test_what_is_cut_left_out_or_moved_is_told(tmp_path: Path) -> None:
+    lengths = ((500, 10), (2000, 0), (3000, 5), (900, 200), (100, 1), (100, 1))
+    rows = [
+        {
+            "timestamp": 1000 * at,
+            "input_length": tokens,
+            "output_length": answer,
+            "hash_ids": list(range(-(-tokens // 16))),
+        }
+        for at, (tokens, answer) in enumerate(lengths)
+    ]
+    file = tmp_path / "t.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    arguments = (
+        "--trace",
+        str(file),
+        "--policy",
+        "pdd",
+        "--set",
+        "context_tokens=1000",
+        "--warm-up",
+        "1",
+        "--num",
+        "4",
+    )
+    status, out, _ = run(*arguments, "--rate", "2", "--json")
+    assert status == 0
+    trace = json.loads(out)["trace"]
+    wanted = {"warm_up": 1, "cut_prompts": 2, "answers_beyond_context": 2, "empty_answers": 1, "beyond_num": 1}
+    assert trace["left_out"] == wanted
+    assert trace["notes"] == ["Times are 0.5 times the trace's, for 2 requests a second."]
+    _, table, _ = run(*arguments)
+    said = " ".join(table.split())
+    assert "2 of 4 prompts are longer than context_tokens and were cut to it" in said
+    assert "2 of 4 answers go beyond context_tokens with their prompt, and were not cut" in said
+    assert "1 requests of the trace are left out behind --num" in said
+
+
+def test_a_last_block_in_part_hits_as_in_trace_stats(tmp_path: Path) -> None:
+    row = {"input_length": 40, "output_length": 1, "hash_ids": [1, 2, 3]}
+    file = tmp_path / "t.jsonl"
+    file.write_text("".join(json.dumps({"timestamp": at * 10**6, **row}) + "\n" for at in range(2)))
+    for policy in ("pdd", "prfaas"):
+        _, out, _ = run("--trace", str(file), "--policy", policy, "--json")
+        found = json.loads(out)["policies"][policy]
+        assert found["mean_p_hit"] == (39 / 40) / 2
+        assert found["kv_bytes"] >= 0
+
+
 def test_spread_keeps_the_rhythm_of_each_session() -> None:
     trace = generate_sessions(SessionRecipe(requests=40, sessions=4))
     moved = spread(trace, 1000, 1)
