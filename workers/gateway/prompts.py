@@ -25,16 +25,21 @@ class Prompts:
         encode = self._tokenizer.encode
         return await asyncio.to_thread(encode, text) if len(text) > LONG_TEXT else encode(text)
 
-    async def of_messages(self, messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> list[int]:
+    async def of_messages(
+        self, messages: list[dict[str, Any]], variables: Mapping[str, Any] | None = None
+    ) -> list[int]:
         """As the model's chat template has them; `variables` is what else it gets."""
         length = sum(len(message["content"]) for message in messages)
         self._check_length(length, "messages")
-        apply = partial(self._tokenizer.apply_chat_template, messages, **variables)
+        apply = partial(self._tokenizer.apply_chat_template, messages, **(variables or {}))
         try:
             return await asyncio.to_thread(apply) if length > LONG_TEXT else apply()
         except ChatRefusal as error:
             raise ApiError(400, str(error), param="messages") from None
-        except TemplateFault as error:  # the model's own fault
+        except TemplateFault as error:  # the model's own fault, unless the client gave the template variables
+            if variables:
+                told = f"the chat template fails with {', '.join(sorted(variables))}: {error}"
+                raise ApiError(400, told[:1000], param="chat_template_kwargs") from None
             raise ApiError(500, str(error), kind=SERVER_ERROR) from None
 
     def check(self, prompt: list[int], param: str, keep: int | None = None) -> None:

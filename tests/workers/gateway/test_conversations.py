@@ -254,3 +254,19 @@ def test_a_chat_of_ten_thousand_messages_is_looked_up_in_one_pass() -> None:
     start = time.process_time()
     assert chats.prompt(messages, [1]).spliced is None
     assert time.process_time() - start < 1.0
+
+
+def test_turns_that_differ_in_more_than_role_and_content_are_others() -> None:
+    """A name, a call, or what else the template got."""
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {}}}
+    for other, variables in (
+        ([{**ASK[0], "name": "ada"}, *ASK[1:]], {}),
+        ([*ASK, {"role": "assistant", "content": "", "tool_calls": [call]}], {}),
+        (ASK, {"tools": [{"type": "function"}]}),
+    ):
+        chats = Conversations(ByteTokenizer())
+        template = ByteTokenizer().apply_chat_template(ASK)
+        chats.note(ASK, Prompt(template, template), "Hi", list(b"Hi"))
+        follow = [*other, {"role": "assistant", "content": "Hi"}, {"role": "user", "content": "And?"}]
+        ids = ByteTokenizer().apply_chat_template(follow)
+        assert chats.prompt(follow, ids, variables) == Prompt(ids, ids)

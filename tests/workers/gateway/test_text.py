@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workers.gateway.text import AnswerText
+from workers.models import LoadedModel
 from workers.models.tokenizer import ByteTokenizer
 
 words = st.text(alphabet="ab€é", max_size=30)
@@ -91,3 +92,12 @@ def test_where_a_stop_string_ends_an_answer_does_not_depend_on_how_tokens_cut_it
         ends = [(at + len(s), at) for s in (stop, "aab") if (at := text.find(s)) >= 0]
         expected = text if not ends else text[: min(ends)[0 if with_stop else 1]]
         assert out == expected
+
+
+@pytest.mark.parametrize("stop", ["<|im_end|>", "<|im_start|>", "<|endoftext|>"])
+def test_a_models_own_special_tokens_stop_an_answer(smollm2: LoadedModel, stop: str) -> None:
+    tokenizer = smollm2.tokenizer
+    ids = tokenizer.encode(f"Hello{stop} there")
+    answer = AnswerText(tokenizer, [stop])
+    assert "".join([answer.push(token) for token in ids]) + answer.flush() == "Hello"
+    assert answer.stopped

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.workers.gateway.test_api import Served
+from tests.workers.gateway.test_readers import connect_without_reading
 from tests.workers.serving import SlowWan, eventually, prompt_of, run
 from workers.engine import Sampling, generate
 from workers.models import LoadedModel
@@ -87,25 +89,28 @@ def test_usage_is_the_ids_that_were_delivered_in_every_mode(
     assert texts == [choice["text"] for choice in whole["choices"]]
 
 
-def test_a_slow_reader_of_stopped_choices_gets_as_many_ids_as_it_is_told_and_nothing_more_is_computed(
-    tiny: LoadedModel, tmp_path: Path
-) -> None:
-    """On the code before, tokens behind a stop string counted that had come while nobody read."""
-    body = {"prompt": PROMPT, "temperature": 1.0, "seed": 5, "max_tokens": 200, "n": 4, "ignore_eos": True}
-    body |= {"stop": stop_of(tiny, 30, 5), "stream": True, "stream_options": {"include_usage": True}}
+def test_a_slow_reader_of_stopped_choices_gets_as_many_ids_as_it_is_told(tiny: LoadedModel, tmp_path: Path) -> None:
+    """It begins to read when all is made; the kernel's buffers are small, so that the answer waits in the gateway."""
+    body = {"prompt": PROMPT, "temperature": 1.0, "seed": 5, "max_tokens": 250, "n": 4, "ignore_eos": True}
+    body |= {"stop": stop_of(tiny, 30, 5), "stream": True, "stream_options": {"include_usage": True}, "logprobs": 20}
 
-    async def test() -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    async def test() -> list[dict[str, Any]]:
         async with SlowWan(tiny, tmp_path, None) as lab:
+            lab.cluster._plan.sockets["gw0"].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 10)
+            sock = await connect_without_reading(lab.cluster.port("gw0"), body)
             gateway = lab.cluster.gateway
-            async with lab.http.stream("POST", "/v1/completions", json=body) as response:
-                lines = response.aiter_lines()
-                first = json.loads((await anext(lines))[6:])
-                await eventually(lambda: all(live.over for live in gateway.dispatcher.live.values()), 50, "it is made")
-                rest = [json.loads(line[6:]) async for line in lines if line.startswith("data: {")]
+            await eventually(lambda: bool(lab.md0.active), 5, "it is asked")
+            await eventually(lambda: not any(worker.active for worker in lab.workers), 50, "all is made")
+            reader, writer = await asyncio.open_connection(sock=sock)
+            events = []
+            while (line := await reader.readline()) != b"data: [DONE]\n":
+                if line.startswith(b"data: {"):
+                    events.append(json.loads(line[6:]))
+            writer.close()
             await eventually(lambda: not gateway.dispatcher.live, 5, "the records are written")
-            return [first, *rest[:-1]], rest[-1]
+            return events
 
-    chunks, last = run(test())
+    *chunks, last = run(test())
     delivered = sum(len(chunk["pdd"]["token_ids"]) for chunk in chunks)
     assert last["usage"]["completion_tokens"] == delivered
     records = [json.loads(line) for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
