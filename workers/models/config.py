@@ -25,7 +25,7 @@ def model_name(path: Path) -> str:
     if place.parent.name == "snapshots" and place.parent.parent.name.startswith("models--"):
         return place.parent.parent.name.rpartition("--")[2]
     if path.is_dir() or place.suffix.lower() != ".gguf":
-        return place.name
+        return place.name or str(place)
     return _PART.sub("", place.stem)
 
 

@@ -140,6 +140,8 @@ def _check_keys(place: Path, kind: str, given: Mapping[str, Any]) -> None:
     for key, value in given.items():
         if key in known or (key == "attention_bias" and kind == "qwen2"):
             continue
+        if key == "layer_types" and isinstance(value, list) and set(value) == {"full_attention"}:
+            continue
         if key in ONLY:
             only = ONLY[key] if key != "scoring_func" else ONLY[key][kind == "deepseek_v3" :][:1]
             if value not in only:

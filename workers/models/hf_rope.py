@@ -46,7 +46,7 @@ def hf_rope(place: Path, given: Mapping[str, Any], dim: int) -> Rope:
         )
     for key, value in rope.items():
         known = (*ROPE_KEYS[kind], "rope_type", "type", "rope_theta")
-        if key not in known and value is not None and not (key == "partial_rotary_factor" and value == 1):
+        if key not in known and value is not None and not (key in ("partial_rotary_factor", "factor") and value == 1):
             raise ModelError(
                 f'{place}: {key} = {str(value)[:60]} of rope scaling "{kind}" is not supported; take another model'
             )

@@ -19,6 +19,7 @@ from workers.models.tiny import TINY, TINY_MLA, tiny_weights
 from workers.models.tokenizer import ByteTokenizer, Tokenizer
 from workers.models.weights import DTYPES, Weights, check_shapes, fingerprint
 
+_PARTS = (".safetensors", ".json", ".bin", ".pt", ".pth")
 _BUILT_IN = {config.name: config for config in (TINY, TINY_MLA)}
 
 
@@ -78,6 +79,8 @@ def _locate(name: str) -> Path:
         files = sorted(file.name for file in path.iterdir() if file.suffix.lower() == ".gguf") if path.is_dir() else []
         if files and not (path / "config.json").exists():
             raise ModelError(f"{path} is no Hugging Face checkpoint; name the file in it, such as {path / files[0]}")
+        if path.suffix.lower() in _PARTS and path.is_file():
+            raise ModelError(f"{path} is one file of a checkpoint; name its directory, {path.parent}")
         return path
     if path.exists():
         raise ModelError(f"{path} is neither a directory nor a file; name a Hugging Face directory or a .gguf file")

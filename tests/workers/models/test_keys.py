@@ -53,6 +53,7 @@ def assert_same(directory: Path, oracle: PreTrainedModel | None = None) -> None:
         ("llama", {"rope_parameters": YARN_ROPE | {"attention_factor": 1.7, "truncate": False, "beta_fast": 9}}),
         ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "mscale": 0.5}}),
         ("llama", {"rope_parameters": LLAMA3_ROPE | {"factor": 3.0, "original_max_position_embeddings": 20}}),
+        ("llama", {"layer_types": ["full_attention"] * 3, "rope_scaling": {"type": "default", "factor": 1.0}}),
         ("mistral", {"rms_norm_eps": 0.02, "rope_parameters": LINEAR_ROPE}),
         ("qwen2", {"rms_norm_eps": 0.02, "attention_bias": False, "max_window_layers": 1}),
         ("qwen2", {"use_sliding_window": True, "sliding_window": 100, "max_window_layers": 1, "layer_types": GONE}),

@@ -207,6 +207,14 @@ def test_where_a_template_comes_from_is_what_transformers_takes(checkpoint: Path
         assert ours(checkpoint, messages=CHAT, **more) == theirs(checkpoint, messages=CHAT, **more)
 
 
+def test_a_tokenizer_that_transformers_saved_is_the_same(checkpoint: Path, tmp_path: Path) -> None:
+    describe(checkpoint, chat_template=TEMPLATES["generation tags"], bos_token="<s>", eos_token="</s>")
+    AutoTokenizer.from_pretrained(checkpoint).save_pretrained(tmp_path / "saved")
+    chat = CHATS["three"]
+    assert ours(tmp_path / "saved", **chat) == ours(checkpoint, **chat) == theirs(tmp_path / "saved", **chat)
+    assert hf_tokenizer(tmp_path / "saved", CONFIG).eos_ids == {2, 257}  # the configuration's and its own
+
+
 def test_without_a_default_template_or_any_a_chat_is_refused_and_text_is_not(checkpoint: Path) -> None:
     describe(checkpoint, chat_template=[{"name": "rag", "template": "x"}])
     with pytest.raises(ChatRefusal, match="templates are rag, and none is the default"):

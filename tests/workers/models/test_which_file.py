@@ -196,6 +196,23 @@ def test_a_model_is_called_as_its_path_ends(whole: Path, tmp_path: Path, monkeyp
         assert load(write_gguf(random_model("llama"), tmp_path / file)).config.name == name
 
 
+def test_layers_that_guess_further_tokens_may_be_left_out(tmp_path: Path) -> None:
+    path = save(random_model("deepseek v3", num_mtp_layers=1), tmp_path)
+    fingerprint = load(path).fingerprint
+    tensors = load_file(path / "model.safetensors")
+    save_file(tensors | {"model.layers.3.eh_proj.weight": torch.ones(3)}, path / "model.safetensors")
+    assert load(path).fingerprint == fingerprint
+    save_file(tensors | {"model.layers.4.eh_proj.weight": torch.ones(3)}, path / "model.safetensors")
+    with pytest.raises(ModelError, match=r"model\.layers\.4\.eh_proj\.weight has no place"):
+        load(path)
+
+
+def test_one_file_of_a_checkpoint_says_to_name_its_directory(whole: Path) -> None:
+    for name in ("model.safetensors", "config.json"):
+        with pytest.raises(ModelError, match=rf"{name} is one file of a checkpoint; name its directory, {whole}"):
+            load(whole / name)
+
+
 def test_a_directory_of_gguf_files_says_which_file_to_name(tmp_path: Path) -> None:
     (tmp_path / "B.gguf").touch()
     (tmp_path / "A.GGUF").touch()
