@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.bench import arrivals
-from experiments.bench.load import Load, altered, check_fits, divided, left_out, with_output
+from experiments.bench.load import Load, LoadError, altered, check_fits, divided, left_out, with_output
 from experiments.bench.load import kept as kept_of
 from experiments.bench.synthetic import Synthetic
 from experiments.traces.read import read_trace
@@ -50,6 +50,10 @@ class Asked:
 
     def load(self, trace: Trace, context: int | None) -> Load:
         """What is asked of a server whose model has so much context (None: it does not say). Raises LoadError."""
+        if self.only_fitting and context is None:
+            raise LoadError(
+                "the server does not say its model's context, so that nobody knows what fits; use --max-input"
+            )
         if self.source is None:
             load = Load(trace, self._recipe.warm_up)
         else:

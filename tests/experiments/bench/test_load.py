@@ -3,6 +3,7 @@
 import json
 import statistics
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from experiments.bench.arrivals import at_rate, of_trace
 from experiments.bench.bodies import Bodies
 from experiments.bench.client import asked
 from experiments.bench.load import LoadError, altered, check_fits, divided, kept, left_out, with_output
+from experiments.bench.options import Asked
 from experiments.bench.synthetic import Synthetic
 from experiments.traces.generate import Recipe, generate
 from experiments.traces.hit_rates import DISTRIBUTIONS
@@ -119,6 +121,21 @@ def test_one_short_prompt_with_a_long_answer_does_not_decide_how_much_is_kept() 
     assert left_out(trace, taken.requests, None, None, 54) == {"not_fitting": 2}
     with pytest.raises(LoadError, match=r"no request of t\.jsonl fits the model's context of 5 tokens"):
         kept(trace, None, None, 5)
+
+
+def test_what_fits_is_not_guessed_where_the_server_does_not_say_its_context(tmp_path: Path) -> None:
+    trace = trace_of(Request(0, 8, 0, (1, 2)), Request(1, 80, 9, tuple(range(20))))
+    asked_for = Asked(source=tmp_path / "t.jsonl", only_fitting=True)
+    with pytest.raises(LoadError, match="does not say its model's context"):
+        asked_for.load(trace, None)
+    load = asked_for.load(trace, 50)
+    assert (len(load.trace.requests), load.changed) == (1, {"not_fitting": 1, "empty_answers": 1})
+
+
+def test_a_shared_prefix_that_had_to_be_rounded_is_told() -> None:
+    load = Asked(input_len=100, prefix_share=0.5, block_tokens=16)
+    assert load.rounding == ["--prefix-share 50.0% is 48.0% here: prompts share whole blocks (--block-tokens)."]
+    assert Asked(input_len=96, prefix_share=0.5, block_tokens=16).rounding == []
 
 
 def test_what_is_left_out_and_altered_is_counted() -> None:
