@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import traceback
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -89,6 +90,7 @@ class ChatTemplate:
                 f"this model's chat templates are {', '.join(sorted(self._templates))}, and none is the default; "
                 "use /v1/completions, or an instruct model"
             )
+        _RANGED.set(0)
         try:
             return self._templates[name].render(messages=_as_templates_expect(messages), **variables)
         except _RefusedError as error:
@@ -165,17 +167,33 @@ class _Environment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(("*", "**"))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        sizes = [len(side) if hasattr(side, "__len__") else abs(side) for side in (left, right)]
-        if (operator == "**" and max(sizes) > 1000) or (operator == "*" and sizes[0] * sizes[1] > 10**9):
+        sizes = [len(side) if hasattr(side, "__len__") else side for side in (left, right)]
+        repeats = operator == "*" and sizes != [left, right] and all(isinstance(size, int) for size in sizes)
+        if (repeats and sizes[0] * sizes[1] > _MAX_REPEATED) or (operator == "**" and right > _MAX_EXPONENT):
             raise OverflowError(f"{operator} of {sizes[0]} and {sizes[1]}")
         return super().call_binop(context, operator, left, right)
+
+
+def _range(*bounds: int) -> range:
+    """`range`, of so many numbers in one rendering that loops in loops end."""
+    numbers = range(*bounds)
+    _RANGED.set(_RANGED.get() + len(numbers))
+    if _RANGED.get() > _MAX_RANGED:
+        raise OverflowError(f"range over more than {_MAX_RANGED} numbers")
+    return numbers
+
+
+_RANGED: ContextVar[int] = ContextVar("numbers that one rendering went through", default=0)
+_MAX_RANGED = 1_000_000
+_MAX_REPEATED = 10_000_000
+_MAX_EXPONENT = 1000
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
     environment = _Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
     )
-    environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+    environment.globals |= {"range": _range, "raise_exception": _raise_exception, "strftime_now": _strftime_now}
     environment.filters["tojson"] = _to_json
     return environment
 

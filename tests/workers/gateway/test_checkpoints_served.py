@@ -9,7 +9,7 @@ from workers.models import ModelSpec, load_model
 
 TEMPLATE = """{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}{% endif %}
 {{ m.content }}{% if m.role == 'assistant' %}{% generation %}!{% endgeneration %}{% endif %}{% endfor %}
-{% if style %}{{ style.of.nothing }}{% endif %}"""
+{% if style or messages | length > 4 %}{{ style.of.nothing }}{% endif %}"""
 
 
 def test_a_checkpoint_is_served_by_its_name_with_its_template(tmp_path: Path) -> None:
@@ -36,7 +36,8 @@ def test_a_checkpoint_is_served_by_its_name_with_its_template(tmp_path: Path) ->
                 "/v1/chat/completions", json=body | {"messages": [{"role": "system", "content": "x"}, ask]}
             )
             assert (refused.status_code, "no system role" in refused.text) == (400, True)
-            broken = await wan.http.post("/v1/chat/completions", json=body | {"chat_template_kwargs": {"style": 1}})
-            assert (broken.status_code, "chat template fails at its line 3" in broken.text) == (500, True)
+            for more, status in (({"messages": [ask] * 5}, 500), ({"chat_template_kwargs": {"style": 1}}, 400)):
+                broken = await wan.http.post("/v1/chat/completions", json=body | more)
+                assert (broken.status_code, "chat template fails at its line 3" in broken.text) == (status, True)
 
     run(scenario())
