@@ -23,6 +23,7 @@ from pyroute2.netlink.exceptions import NetlinkError
 from testbed.impairment import Impairment
 from testbed.links import qdisc, segment
 from testbed.links.base import DIRECTIONS, Direction, LinkError, WanEnd, WanLink
+from testbed.links.netem_drops import Drops
 from testbed.links.ordering import keep_flows_in_order
 from testbed.links.shaping import TIMER_LATENESS_NS, Shape, refuse_beyond_memory, shape, wide_open
 from testbed.links.tc_messages import open_netlink
@@ -55,26 +56,6 @@ class _Port:
         return wrong
 
 
-class _Drops:
-    """A netem counts together what it loses on purpose and what its limit refuses. Each drop is what the settings of
-    its time made it: count before every change."""
-
-    def __init__(self) -> None:
-        self.lost = self.unasked = self._seen = 0
-
-    def count(self, line: qdisc.Installed | None) -> None:
-        """The drops since the last time, under the settings that `line` still has."""
-        if line is None or not isinstance(line.settings, qdisc.Netem):
-            self._seen = 0  # what comes in its place begins at nothing
-            return
-        drops = line.statistics.drops
-        new, self._seen = max(0, drops - self._seen), drops
-        if line.settings.drops_packets:
-            self.lost += new
-        else:
-            self.unasked += new
-
-
 class NetemLink(WanLink):
     """See `WanLink`. `seed` makes jitter repeatable, and from Linux 6.7 on the kernel's random decisions too."""
 
@@ -90,7 +71,7 @@ class NetemLink(WanLink):
         self._lines: dict[Direction, _Port] = {}
         self._limits: dict[Direction, qdisc.Tbf | None] = {}  # what the limiters were told last
         self._wanderers: dict[Direction, Wanderer] = {}
-        self._drops = {direction: _Drops() for direction in DIRECTIONS}
+        self._drops = {direction: Drops() for direction in DIRECTIONS}
         self._closed = False
         self._available_bytes = 0  # when the link was built, before its own packets took any
         self._sockets = ExitStack()

@@ -97,6 +97,16 @@ def test_what_a_full_delay_line_dropped_stays_unasked_when_a_loss_is_asked(netem
     assert netem_line.link.counters()["forward"]["dropped_unasked"] == after["dropped_unasked"]
 
 
+def test_an_asked_loss_hides_no_full_delay_line(netem_line: Line) -> None:
+    netem_line.set(Impairment(delay_ns=100 * MS, loss=BernoulliLoss(0.01)))
+    before = netem_line.link.counters()["forward"]
+    change = "tc qdisc change dev port-b root netem limit 2 delay 100ms loss 1%"
+    netem_line.run("node", *change.split())
+    netem_line.ping(count=60, interval_s=0.01)
+    after = netem_line.link.counters()["forward"]
+    assert after["dropped_unasked"] - before["dropped_unasked"] > 10
+
+
 def test_bucket_and_queue_are_the_files_buffer_together(netem_line: Line) -> None:
     netem_line.set(Impairment(rate_bps=400_000_000, queue_bytes=100_000))
     applied = netem_line.link.applied()["forward"]
