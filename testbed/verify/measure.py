@@ -25,6 +25,7 @@ TRAIN_PACKETS = 60
 LONGEST_TRAIN_NS, FEWEST_TRAIN_PACKETS = 2_000_000_000, 8
 # Beyond this, separate UDP packets measure how fast this machine sends them rather than the link.
 MAX_TRAIN_RATE_BPS = 1_000_000_000
+PATHS_APART_NS = 200_000  # between probes of different paths: several times what the relay takes for one
 OVERLOAD = 1.3  # of the rate, while a buffer is being filled
 LEAST_OVERLOAD = 1.15  # what of it this machine must have managed to send,
 OFFERS = 3  # in one of so many goes: a busy machine is no fault of the link
@@ -96,21 +97,22 @@ def probe(ends: Ends, asked: Impairment, count: int, interval_ns: int, ip_bytes:
         return Probes(count, tuple(arrivals), path.corrupted)
 
 
-def probe_together(paths: Sequence[Ends], asked: Sequence[Impairment], count: int, interval_ns: int) -> list[Probes]:
-    """`probe`, of several paths at once: `count` rounds of one probe each."""
+def probe_together(paths: Sequence[Ends], asked: Sequence[Impairment], rounds: int, interval_ns: int) -> list[Probes]:
+    """`probe`, of several paths at once: one probe each in each of `rounds`, evenly apart, so that none waits for
+    another's."""
+    apart_ns = max(PATHS_APART_NS, interval_ns // max(1, len(paths)))
     with ExitStack() as stack:
         opened = [
             stack.enter_context(ProbePath(ends.source_pid, ends.target_pid, ends.target_address, unchecked=True))
             for ends in paths
         ]
         begin = time.monotonic_ns()
-        for number in range(count):
-            pause_ns = begin + number * interval_ns - time.monotonic_ns()
+        for number in range(rounds * len(opened)):
+            pause_ns = begin + number * apart_ns - time.monotonic_ns()
             if pause_ns > 0:
                 time.sleep(pause_ns / 1e9)
-            for path in opened:
-                path.send()
-        patience = max(map(patience_s, asked), default=0.0)
+            opened[number % len(opened)].send()
+        patience = max(map(patience_s, asked), default=0.25)
         return [Probes(path.sent, tuple(path.collect(patience)), path.corrupted) for path in opened]
 
 
