@@ -137,7 +137,7 @@ def _rate_verdict(asked: Impairment, train: Probes | None, overload: measure.Ove
     if rate is None:
         note = f"above {measure.MAX_TRAIN_RATE_BPS} bit/s single packets cannot tell"
         if asked.codel is not None or asked.rate_bps <= measure.MAX_TRAIN_RATE_BPS:
-            note = "not measured: too few packets of a train arrived"
+            note = "not measured: too few packets of a train arrived, or this machine was too busy to send one"
         return Verdict("rate (UDP)", "bit/s", asked.rate_bps, None, None, None, note)
     # Jitter moves either end of a train, by half of the time in between at most (its slope).
     uncertain = min(0.5, 4 * 2**0.5 * asked.jitter.std_ns / span_ns) if asked.jitter and span_ns else 0.0

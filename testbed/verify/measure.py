@@ -122,16 +122,32 @@ def sparse_interval_ns(asked: Impairment, least_ns: int, ip_bytes: int = SMALLES
 
 
 def train(ends: Ends, asked: Impairment, mtu: int) -> Probes | None:
-    """A train of MTU packets that fits into the bottleneck's buffer; None where its spacing cannot tell the rate."""
+    """A train of MTU packets that fits into the bottleneck's buffer; None where its spacing cannot tell the rate, and
+    where this machine was too busy to send it without gaps."""
     if asked.rate_bps is None or asked.rate_bps > MAX_TRAIN_RATE_BPS:
         return None
     packets = max(TRAIN_PACKETS, TRAIN_NS * asked.rate_bps // (8 * 10**9 * mtu))
     packets = min(packets, max(FEWEST_TRAIN_PACKETS, LONGEST_TRAIN_NS * asked.rate_bps // (8 * 10**9 * mtu)))
     packets = min(packets, max(2, (asked.queue_bytes or 0) * 9 // 10 // mtu))
-    with ProbePath(ends.source_pid, ends.target_pid, ends.target_address) as path:
-        path.send_train(packets, mtu)
-        arrivals = path.collect(patience_s(asked) + packets * asked.serialization_ns(mtu) / 1e9)
-        return Probes(packets, tuple(arrivals), path.corrupted)
+    for _ in range(OFFERS):
+        with ProbePath(ends.source_pid, ends.target_pid, ends.target_address) as path:
+            path.send_train(packets, mtu)
+            arrivals = path.collect(patience_s(asked) + packets * asked.serialization_ns(mtu) / 1e9)
+            probes = Probes(packets, tuple(arrivals), path.corrupted)
+        if not has_gaps(probes, asked, mtu):
+            return probes
+    return None
+
+
+def has_gaps(probes: Probes, asked: Impairment, mtu: int) -> bool:
+    """Whether a train seems slower than the link is asked to be because its sender paused: packets of its second half
+    then found an empty buffer, where those of a train without gaps wait for all before them."""
+    ordered = [probes.first[number].delay_ns for number in sorted(probes.first)]
+    rate_bps = spacing_rate_bps(probes.arrivals, mtu, overtaking=asked.reordering > 0)
+    if asked.rate_bps is None or rate_bps is None or asked.reordering or rate_bps > 0.98 * asked.rate_bps:
+        return False
+    half = len(ordered) // 2
+    return min(ordered[half:]) - min(ordered) < half * asked.serialization_ns(mtu) // 4
 
 
 def spacing_rate_bps(arrivals: Sequence[Arrival], ip_bytes: int, overtaking: bool = False) -> float | None:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from testbed.impairment import Impairment
 from testbed.verify.judge import (
     bootstrap_interval,
     judge_delay,
@@ -14,7 +15,7 @@ from testbed.verify.judge import (
     judge_rate,
     wilson_interval,
 )
-from testbed.verify.measure import spacing_rate_bps
+from testbed.verify.measure import Probes, has_gaps, spacing_rate_bps
 from testbed.verify.stamps import Arrival
 
 MS = 1_000_000
@@ -107,3 +108,22 @@ def test_packets_that_overtake_as_asked_do_not_move_the_rate() -> None:
     early = [10 * MS if generator.random() < 0.1 else 0 for _ in range(600)]
     train = [Arrival(number, 0, 20 * MS + number * 30_000 - early[number]) for number in range(600)]
     assert spacing_rate_bps(train, 1500, overtaking=True) == pytest.approx(400e6, rel=0.01)
+
+
+def train(spacing_ns: int, gap_ns: int = 0) -> Probes:
+    """600 packets sent at once but for a pause before the 400th, each served after those before it."""
+    arrivals, free = [], 0
+    for number in range(600):
+        sent = gap_ns if number >= 400 else 0
+        free = max(free, sent) + spacing_ns
+        arrivals.append(Arrival(number, sent, free + 20 * MS))
+    return Probes(600, tuple(arrivals))
+
+
+def test_a_sender_that_paused_is_no_slow_link_and_a_slow_link_is_no_pause() -> None:
+    asked = Impairment(rate_bps=400_000_000, queue_bytes=2_000_000)
+    assert not has_gaps(train(30_000), asked, 1500)
+    assert has_gaps(train(30_000, gap_ns=25 * MS), asked, 1500)
+    assert not has_gaps(train(600_000), asked, 1500), "20 Mbit/s"
+    assert not has_gaps(train(32_000), asked, 1500), "375 Mbit/s"
+    assert not has_gaps(train(15_000), asked, 1500), "faster than asked is judged, paused or not"
