@@ -59,6 +59,8 @@ class LabRecords:
         """How many lines were new."""
         try:
             with self._file.open("rb") as stream:
+                if stream.seek(0, 2) < self._read:  # removed, and made again
+                    self._read = 0
                 stream.seek(self._read)
                 *lines, _ = stream.read().split(b"\n")
         except FileNotFoundError:  # nobody was let go yet, or the lab went away

@@ -213,6 +213,30 @@ def record_of(lab: Lab, request: str) -> dict[str, Any]:
 
 
 @pytest.mark.root
+def test_ramps_steps_and_replays_are_told_like_changes_by_hand(lab: Lab, tmp_path: Path) -> None:
+    set_link(delay="20ms", rate="400mbit")
+    table = reading.LinkTable(f"/run/pddbed/{lab.name}/links.now")
+    row = link_table.rows_of(load_plan(ROOT / "topologies/two-dc-tiny.yaml"))["main", "remote"]
+    (tmp_path / "trace.csv").write_text("time:s,rate:mbit,delay:ms\n0,8,300\n0.5,16,300\n")
+    (tmp_path / "timeline.yaml").write_text(
+        "- ramp: {at: 100ms, duration: 500ms, link: wan0, delay: [20ms, 2s]}\n"
+        "- step: {at: 1s, link: wan0, delay: 100ms}\n"
+        f"- replay: {{at: 2s, duration: 2s, link: wan0, trace: {tmp_path}/trace.csv}}\n"
+    )
+    result = run_pddbed("wan", "play", "-l", lab.name, str(tmp_path / "timeline.yaml"))
+    assert result.returncode == 0, result.stderr
+    seen, end = [], time.monotonic() + 8
+    while time.monotonic() < end:
+        seen.append(table.link(row).now())
+        time.sleep(0.05)
+    trips = [link.rtt_ns for link in seen]
+    assert max(trips) == 4 * S, "the ramp's end"
+    assert {link.rate_bps for link in seen if link.rtt_ns == 600_000_000} & {8_000_000, 16_000_000}, "the replay"
+    assert table.link(row).now()[:2] == (200_000_000, 400_000_000), "what the replay found"
+    set_link(delay="20ms")
+
+
+@pytest.mark.root
 def test_nothing_is_lost_while_kv_fills_a_link_that_became_slow(lab: Lab) -> None:
     set_link(delay="20ms", rate="500kbit", queue="2MiB")
     before = losses(lab)
