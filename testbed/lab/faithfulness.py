@@ -67,8 +67,8 @@ class Faithfulness:
                     if lost := counters["dropped_unasked"]:
                         reasons.append(f'wan "{name}" {direction}: {lost} packets dropped unasked')
                 for direction, values in link.applied().items():
-                    if str(values.get("jitter", "")).startswith("stopped"):  # see links.wander
-                        reasons.append(f'wan "{name}" {direction}: its jitter has {values["jitter"]}')
+                    if str(values.get("jitter", "")).startswith("interrupted"):  # see links.wander
+                        reasons.append(f'wan "{name}" {direction}: its jitter was {values["jitter"]}')
                 if isinstance(link, UserspaceLink):
                     reasons += self._relay_reasons(name, link.lateness(), link.health())
             except LinkError as error:

@@ -37,7 +37,7 @@ class MachineWatch:
     def _run(self) -> None:
         while True:
             time.sleep(_EVERY_S)
-            with suppress(OSError):
+            with suppress(Exception):  # one second is not known then, the next one is
                 self._samples.append(sample())
 
     def evidence(self, begin: float, end: float) -> str:

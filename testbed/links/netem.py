@@ -210,7 +210,7 @@ class NetemLink(WanLink):
             values["jitter"] = {"std_ns": asked.jitter.std_ns, "distribution": asked.jitter.distribution}
             values["delay_changes"] = wanderer.changes
             if wanderer.failure is not None:
-                values["jitter"] = f"stopped: {wanderer.failure}"
+                values["jitter"] = f"interrupted: {wanderer.failure}"
         return values
 
     def _counters(self, direction: Direction) -> dict[str, int]:

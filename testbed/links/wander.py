@@ -41,7 +41,7 @@ class Wanderer:
         self._stopping = threading.Event()
         self.latency_ns = netem.latency_ns
         self.changes = 0
-        self.failure: str | None = None
+        self.failure: str | None = None  # the latest; once there was one it stays
         self._thread = threading.Thread(target=self._run, name="wander", daemon=True)
         self._thread.start()
 
@@ -52,13 +52,13 @@ class Wanderer:
         self._socket.close()
 
     def _run(self) -> None:
-        try:
-            while not self._stopping.wait(self._step_s):
+        while not self._stopping.wait(self._step_s):
+            try:
                 latency_ns = max(0, self._delay_ns + self._process.offset_ns(time.monotonic_ns()))
                 if latency_ns != self.latency_ns:
                     self._change(latency_ns)
-        except OSError as error:
-            self.failure = error.strerror or str(error)
+            except Exception as error:  # told, and tried again: the next step finds the delay where it ought to be
+                self.failure = getattr(error, "strerror", None) or str(error) or repr(error)
 
     def _change(self, latency_ns: int) -> None:
         struct.pack_into("=q", self._message, self._latency_at, latency_ns)

@@ -208,7 +208,7 @@ class KvPool:
 
         if plan() is NO_WARM_UP:
             return
-        with contextlib.suppress(WireError):
+        try:
             sent = await pad(channel.connection, plan, lambda: plan().share_bytes, lambda: channel.lent)
             if self._widest is not None or channel.lent:
                 return
@@ -216,6 +216,10 @@ class KvPool:
             self._idle.remove(channel)
             self._idle.append(channel)
             await pad(channel.connection, plan, lambda: plan().whole_bytes - sent, lambda: channel.lent)
+        except WireError:
+            return  # whoever listens on the connection hears of it
+        except Exception:  # it is as good as any other connection, only cold
+            log.exception("a connection to %s was not warmed up", self.peer)
 
     def _count(self, change: int) -> None:
         self.up += change

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from testbed.congestion.diary import Diary
 from testbed.lab.log_limit import cut_logs
 from testbed.lab.troubles import KINDS, ROW_WORDS, Troubles, trouble_words
 from tests.testbed.lab.apart import run_apart
@@ -135,3 +136,29 @@ def test_a_long_log_is_cut_to_its_newest_part_and_its_writer_goes_on(tmp_path: P
     assert last == "and on"
     assert told == ["hosts/p0.log"]
     assert short.read_text() == "short\n"
+
+
+def test_a_timeline_goes_on_without_its_record_and_its_failures_are_troubles() -> None:
+    told: list[tuple[str, object]] = []
+    diary = Diary(Path("/dev/full"), lambda what, error: told.append((what, error)))
+    diary.write("set", event=0)
+    diary.write("error", error="tc refused it")
+    diary.write("end", state="failed", errors=["cross traffic is not ready"])
+    diary.close()
+    assert told == [
+        ("congestion.jsonl lacks a line", "No space left on device"),
+        ("a change of a timeline failed", "tc refused it"),
+        ("congestion.jsonl lacks a line", "No space left on device"),
+        ("a timeline ended early", "cross traffic is not ready"),
+        ("congestion.jsonl lacks a line", "No space left on device"),
+    ]
+
+
+def test_a_timelines_record_is_made_again_when_somebody_removed_it(tmp_path: Path) -> None:
+    file = tmp_path / "records" / "congestion.jsonl"
+    diary = Diary(file, lambda what, error: pytest.fail(f"{what}: {error}"))
+    diary.write("set", event=0)
+    file.unlink()
+    diary.write("set", event=1)
+    diary.close()
+    assert [json.loads(line)["event"] for line in file.read_text().splitlines()] == [1]
