@@ -93,7 +93,7 @@ class LiveRequest:
         self._read = read
         self.queue: asyncio.Queue[Taken | RequestFailed] = asyncio.Queue()
         self.over = False  # the answer or its error is here, or the client has gone
-        self.deadline: asyncio.TimerHandle | None = None
+        self.deadline: asyncio.TimerHandle | Timer | None = None
         self.stranded: Timer | None = None
         """While nobody is there to go on: when to give it up."""
         self.losses: dict[str, RequestFailed] = {}

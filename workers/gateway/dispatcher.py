@@ -5,6 +5,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable
+from functools import partial
 
 from workers.environment import WorkerEnvironment
 from workers.gateway.attempts import Attempt, LiveRequest, Read, Taken
@@ -16,6 +17,7 @@ from workers.policy import Route
 from workers.records import RecordWriter, RequestLog
 from workers.roles.active import RequestFailed
 from workers.roles.facts import local_facts
+from workers.wire.deadlines import Timer
 from workers.wire.frames import WireError
 from workers.wire.messages import (
     CacheNotice,
@@ -37,7 +39,7 @@ from workers.wire.peers import Peers
 
 log = logging.getLogger(__name__)
 
-SETTLE_S = 30.0  # after that: for the workers to say that they hold nothing more
+SETTLE_S = 30.0  # after that, and a round trip: for the workers to say that they hold nothing more
 
 
 class Dispatcher(Recovery):
@@ -238,7 +240,12 @@ class Dispatcher(Recovery):
     def _expire(self, request: LiveRequest) -> None:
         self.fail(request, RequestFailed("request_deadline", f"no answer within {REQUEST_DEADLINE_S:.0f} s"))
         if request.spec.id in self.live:  # a worker that never reports must not keep the request for ever
-            request.deadline = asyncio.get_running_loop().call_later(SETTLE_S, self._settle, request)
+            request.deadline = Timer(self._settle_s, partial(self._settle, request))
+
+    def _settle_s(self) -> float:
+        """How long a worker's report may take, over the longest link that is."""
+        paths = [peer.path for peer in self.peers.known.values()]
+        return SETTLE_S + max((path.rtt_s + path.queue_s for path in paths), default=0.0)
 
     def _settle(self, request: LiveRequest) -> None:
         if self.live.pop(request.spec.id, None) is None:
