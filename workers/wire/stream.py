@@ -21,7 +21,7 @@ from workers.wire.frames import WireError
 
 IOV_MAX = 512  # views per sendmsg; Linux takes 1024
 MAX_PACING_RATE = getattr(socket, "SO_MAX_PACING_RATE", 47)  # bytes/s; TCP paces itself, no qdisc is needed
-MAX_SYN_RETRIES = 127  # as the kernel has it
+MAX_SYN_RETRIES, MAX_KEEPALIVE_S, MAX_USER_TIMEOUT_MS = 127, 32_767, 2**31 - 1  # as the kernel has them
 SYN_RETRY_CAP_S = 120  # TCP_RTO_MAX
 ACKED = struct.Struct("=120xQQ")  # of struct tcp_info: tcpi_bytes_acked, tcpi_bytes_received (linux/tcp.h)
 LITTLE_BYTES = 4096  # pings, their answers and statuses; more than that is something that a slow link takes a while for
@@ -268,12 +268,12 @@ def await_handshakes(sock: socket.socket, limit_s: float) -> None:
 
 def configure(sock: socket.socket, path: Path) -> None:
     """No Nagle delay; a peer that vanished without a word is noticed within the path's stall deadline."""
-    stall_s = max(1, round(path.stall_s))
+    stall_s = min(max(1, round(path.stall_s)), MAX_KEEPALIVE_S)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, stall_s)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, stall_s // 3))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(path.stall_s * 1000))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, min(round(path.stall_s * 1000), MAX_USER_TIMEOUT_MS))
     if path.connection_bps is not None:
         sock.setsockopt(socket.SOL_SOCKET, MAX_PACING_RATE, path.connection_bps // 8)

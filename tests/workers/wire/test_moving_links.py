@@ -13,6 +13,7 @@ from workers.wire.connection import dial
 from workers.wire.deadlines import DeadlineExceeded, Link, Path, within
 from workers.wire.kv_pool import PeerUnreachable
 from workers.wire.messages import CacheNotice
+from workers.wire.stream import await_handshakes, configure
 
 S = 10**9
 PATIENCE = 0.07  # without delay connecting takes 3.14 s at most, stalling 1.05 s
@@ -79,6 +80,16 @@ def test_a_silent_peer_is_lost_by_the_link_that_is_and_the_kernel_is_told() -> N
             await eventually(lambda: bool(rld0.lost), 2, "the link is short again")
 
     run(test())
+
+
+@pytest.mark.parametrize("link", [Link(), Link(40 * S), Link(40 * S, 64_000, 500 * S), Link(10**15, 1, 10**18)])
+def test_the_kernel_takes_the_deadlines_of_every_link(link: Link) -> None:
+    path = Path(present=Changing(link))
+    with socket.socket() as sock, socket.create_server(("127.0.0.1", 0)) as listener:
+        configure(sock, path)
+        await_handshakes(listener, path.connect_s)
+        retries = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_SYNCNT)
+        assert sum(min(2**n, 120) for n in range(retries)) >= min(path.connect_s, 10_000)
 
 
 def test_a_pool_waits_for_its_peer_as_long_as_the_link_that_is() -> None:
