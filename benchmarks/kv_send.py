@@ -10,8 +10,6 @@ labs share the CPUs, and only one of them works at a time. Run as root.
 import argparse
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import out
+from benchmarks.programs import pddbed
 from benchmarks.warm_start import ask
 
-PDDBED = [sys.executable, "-c", "from testbed.cli import main; main()"]
 WAYS = ("after-prefill", "chunked")
 TOPOLOGY = """
 name: kv-send
@@ -42,12 +40,11 @@ def lab(way: str, rate: str, rtt: str, folder: Path) -> Iterator[str]:
     """A running lab's API."""
     name, file = f"kv-send-{way}", folder / f"{way}.yaml"
     file.write_text(TOPOLOGY.format(way=way, rate=rate, rtt=rtt))
-    up = [*PDDBED, "up", str(file), "--name", name, "--api", "auto", "--json"]
-    state = json.loads(subprocess.run(up, check=True, capture_output=True, text=True).stdout)
+    state = json.loads(pddbed("up", str(file), "--name", name, "--api", "auto", "--json"))
     try:
         yield state["api"]
     finally:
-        subprocess.run([*PDDBED, "down", name], check=True, capture_output=True)
+        pddbed("down", name)
 
 
 def figures(record: dict[str, Any]) -> dict[str, float]:

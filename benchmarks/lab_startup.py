@@ -11,15 +11,14 @@ from 8 to 64 hosts. Run as root.
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
 from benchmarks import out
+from benchmarks.programs import output, pddbed, require
 
-PDDBED = [sys.executable, "-c", "from testbed.cli import main; main()"]
 SANDBOX = ["unshare", "--net", "--pid", "--mount", "--fork", "--kill-child", "--mount-proc"]
 ROUTER_FORWARDING = "sysctl -qw net.ipv4.ip_forward=1"
 
@@ -39,23 +38,17 @@ def pddbed_up(hosts: int) -> tuple[float, float]:
         file = Path(folder) / "startup.yaml"
         file.write_text(topology(hosts))
         began = time.monotonic()
-        up = [*PDDBED, "up", str(file), "--no-workers", "--no-verify", "--json"]
-        state = json.loads(subprocess.run(up, check=True, capture_output=True, text=True).stdout)
+        state = json.loads(pddbed("up", str(file), "--no-workers", "--no-verify", "--json"))
         whole = time.monotonic() - began
-        subprocess.run([*PDDBED, "down", "startup"], check=True, capture_output=True)
+        pddbed("down", "startup")
     return state["build_seconds"], whole
 
 
 def plain_mininet(hosts: int) -> tuple[float, float]:
     """As `pddbed_up`, of a plain Mininet script."""
     began = time.monotonic()
-    run = subprocess.run(
-        [*SANDBOX, sys.executable, "-m", "benchmarks.lab_startup", "--plain", str(hosts)],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    return json.loads(run.stdout.splitlines()[-1])["seconds"], time.monotonic() - began
+    said = output([*SANDBOX, sys.executable, "-m", "benchmarks.lab_startup", "--plain", str(hosts)])
+    return json.loads(said.splitlines()[-1])["seconds"], time.monotonic() - began
 
 
 def build_plain(hosts: int) -> None:
@@ -101,6 +94,7 @@ def main() -> None:
     if arguments.plain:
         build_plain(arguments.plain)
         return
+    require("brctl", "mnexec", "sysctl", "ip", "unshare")  # brctl: of Mininet's own LinuxBridge
     ours, theirs = [], []
     for number in range(arguments.rounds):
         ours.append(pddbed_up(arguments.hosts))

@@ -24,6 +24,7 @@ from statistics import fmean, median, pstdev
 from typing import Any
 
 from benchmarks import out, tcp, udp
+from benchmarks.programs import require
 from testbed.impairment import BernoulliLoss, GilbertElliottLoss, Impairment, Jitter
 from testbed.links.rig import HOST_B, Rig, rig
 from testbed.links.userspace import UserspaceLink
@@ -335,6 +336,7 @@ def main() -> None:
     out.add_option(parser)
     parser.add_argument("--nice", type=int, default=0, help="of the measuring hosts, where others use the machine too")
     arguments = parser.parse_args()
+    require("iperf3", "ip", "unshare")
     os.setpriority(os.PRIO_PROCESS, 0, arguments.nice)
     rows = []
     for name in arguments.only.split(","):

@@ -10,8 +10,6 @@ Run as root.
 import argparse
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 import urllib.request
@@ -19,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import out
+from benchmarks.programs import pddbed
 
-PDDBED = [sys.executable, "-c", "from testbed.cli import main; main()"]
 TOKENS = 1000
 TOPOLOGY = """
 name: warm-start
@@ -42,15 +40,14 @@ def one_round(warm: bool, rate: str, rtt: str, settle_s: float) -> dict[str, flo
         file = Path(folder) / "warm-start.yaml"
         file.write_text(TOPOLOGY.format(rate=rate, rtt=rtt, warm=str(warm).lower()))
         began = time.monotonic()
-        up = [*PDDBED, "up", str(file), "--api", "auto", "--json"]
-        state = json.loads(subprocess.run(up, check=True, capture_output=True, text=True).stdout)
+        state = json.loads(pddbed("up", str(file), "--api", "auto", "--json"))
         up_s = time.monotonic() - began
         try:
             time.sleep(settle_s)
             transfers = [ask(state["api"], seed)["pdd_kv_xfer_ms"] for seed in range(2)]
             padding = padding_bytes(state["api"])
         finally:
-            subprocess.run([*PDDBED, "down", "warm-start"], check=True, capture_output=True)
+            pddbed("down", "warm-start")
     return {"first_ms": transfers[0], "second_ms": transfers[1], "up_s": up_s, "padding": padding}
 
 

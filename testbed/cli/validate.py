@@ -42,7 +42,9 @@ def validate(context: click.Context, files: tuple[Path, ...], as_json: bool) -> 
 
 
 def _print_errors(errors: Any) -> None:
-    for problem in errors.problems:
+    from testbed.topology.problems import MOST_SHOWN
+
+    for problem in errors.problems[:MOST_SHOWN]:
         echo(problem, err=True)
         excerpt = problem.excerpt()
         if excerpt:

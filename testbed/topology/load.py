@@ -22,6 +22,9 @@ from testbed.topology.salvage import salvage
 from testbed.topology.scaling import scaled
 from testbed.topology.schema import TopologyFile
 
+# What is between them grows with the square: routes, overlaps of subnets, links on the same path.
+MOST_ENTRIES = {"datacenters": 200, "wan": 1000, "profiles": 200, "congestion": 3000}
+
 
 def load_plan(path: str | Path, name: str | None = None, *, memory_bytes: int | None = None) -> LabPlan:
     """The plan of a topology file; `name` renames the lab. Raises TopologyErrors with every mistake.
@@ -39,6 +42,11 @@ def plan_from_text(text: str, path: str | Path, name: str | None = None, *, memo
         what = "is empty" if document.data is None else "holds no mapping at its top"
         message = f"{what}; a topology has at least datacenters: (pddbed schema lists all keys)"
         raise TopologyErrors([*document.problems, document.problem((), message)])
+    for key, most in MOST_ENTRIES.items():
+        entries = document.data.get(key)
+        if isinstance(entries, dict | list) and len(entries) > most:
+            message = f"has {len(entries):,} entries, more than the {most:,} that are read; no lab is that large"
+            raise TopologyErrors([*document.problems, document.problem((key,), message, at_key=True)])
     asked, problems = _validate(document)
     memory = machine_memory_bytes() if memory_bytes is None else memory_bytes
     topology, unscalable = scaled(asked)

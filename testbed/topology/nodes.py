@@ -15,6 +15,7 @@ from testbed.units import quote
 
 MAX_VALUES = 50_000  # also after aliases are unfolded; a lab of 1,000 hosts has about 10,000
 MAX_DEPTH = 24
+MOST_DUPLICATES = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +140,8 @@ class NodeBuilder:
         if is_merge:
             parent.merges.append((mark, node))
         elif text in parent.value:
+            if len(self.duplicates) >= MOST_DUPLICATES:
+                raise Refused(key_mark, f"is one more key that is given twice, after {MOST_DUPLICATES} others")
             self.duplicates.append((text, key_mark, parent.value[text][0]))
         else:
             parent.value[text] = (key_mark, node)

@@ -11,6 +11,7 @@ from typing import Any
 from testbed.units import quote
 
 Path = tuple[str | int, ...]
+MOST_SHOWN = 100  # mistakes of one file, to people
 _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
 
@@ -65,4 +66,6 @@ class TopologyErrors(Exception):
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(sorted(set(problems), key=lambda p: (p.line or 0, p.column or 0, p.path, p.message)))
-        super().__init__("\n".join(map(str, self.problems)))
+        more = len(self.problems) - MOST_SHOWN
+        lines = [*map(str, self.problems[:MOST_SHOWN]), *([f"... and {more:,} mistakes more"] if more > 0 else [])]
+        super().__init__("\n".join(lines))

@@ -1,0 +1,37 @@
+"""Programs that benchmarks run: one sentence when one is not here, or fails."""
+
+import shutil
+import subprocess
+import sys
+
+PACKAGES = {
+    "brctl": "bridge-utils",
+    "ip": "iproute2",
+    "iperf3": "iperf3",
+    "mnexec": "mininet",
+    "sysctl": "procps",
+    "unshare": "util-linux",
+}
+PDDBED = [sys.executable, "-c", "from testbed.cli import main; main(prog_name='pddbed')"]
+
+
+def require(*programs: str) -> None:
+    """End with a sentence that names every program that is missing, and how to get it."""
+    missing = [name for name in programs if shutil.which(name) is None]
+    if missing:
+        packages = " ".join(sorted({PACKAGES[name] for name in missing}))
+        sys.exit(f"this benchmark runs {', '.join(missing)}, which this machine lacks: apt-get install {packages}")
+
+
+def output(command: list[str]) -> str:
+    """What a command prints; ends with what it said on standard error when it fails."""
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        said = (done.stderr.strip() or done.stdout.strip() or "it said nothing").splitlines()
+        sys.exit(f"{' '.join(command[-3:])} failed with status {done.returncode}: {said[-1]}")
+    return done.stdout
+
+
+def pddbed(*arguments: str) -> str:
+    """As `output`, of a pddbed command."""
+    return output([*PDDBED, *arguments])
