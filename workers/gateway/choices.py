@@ -75,7 +75,9 @@ class Choice:
                 await self._ticket.admitted()
             except Overloaded as error:
                 raise refused(error) from None
-            live = self._submit(dispatcher, prefix)
+            async with dispatcher.submitting:  # 128 choices of a long prompt would hold up everybody's answers
+                live = self._submit(dispatcher, prefix)
+                await asyncio.sleep(0)
             stopped = RequestFailed(Draining.name, "the gateway is shutting down and could not wait for the answer")
             self._ticket.on_abandon = lambda: live.queue.put_nowait(stopped)
             async with aclosing(self._pieces(dispatcher, live)) as pieces:

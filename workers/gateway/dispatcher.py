@@ -53,6 +53,8 @@ class Dispatcher(Recovery):
         self.live: dict[str, LiveRequest] = {}
         self.attempts: dict[str, tuple[LiveRequest, Attempt]] = {}
         self._records = RecordWriter(environment.records, environment.unwritten, environment.records_limit_bytes)
+        self.submitting = asyncio.Lock()
+        """Held while a request is submitted, and until others have had their turn."""
         self.on_settled: Callable[[RequestLog], None] = lambda _: None
         """Told of every request when its log is complete."""
 

@@ -1,5 +1,6 @@
 """One generation from a checked request to its answer: tokenise, find a place, choices, SSE or a whole answer."""
 
+import asyncio
 import logging
 import secrets
 import time
@@ -66,7 +67,10 @@ class Generation:
     async def chat(self, request: Request, asked: ChatRequest) -> Response:
         """Answer /v1/chat/completions. Raises ApiError."""
         self._check_model(asked.model)
-        messages, variables = asked.plain_messages, asked.template_variables
+        if asked.is_large:
+            messages, variables = await asyncio.to_thread(asked.told)
+        else:
+            messages, variables = asked.told()
         template = await self._prompts.of_messages(messages, variables)
         prompt = self._conversations.prompt(messages, template, variables)
         ids = self._fitting(asked, prompt.ids, "messages")

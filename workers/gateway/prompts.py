@@ -9,6 +9,7 @@ from workers.gateway.errors import SERVER_ERROR, ApiError
 from workers.models import ChatRefusal, LoadedModel, TemplateFault
 
 LONG_TEXT = 20_000  # characters: tokenised on another thread, so that other answers keep streaming
+MESSAGE_COST = 100  # characters of text that take a template and a tokenizer as long as a message does
 MAX_TOKEN_BYTES = 256  # no vocabulary has longer ones; so much longer than the context, a text need not be tokenised
 
 
@@ -33,7 +34,8 @@ class Prompts:
         self._check_length(length, "messages")
         apply = partial(self._tokenizer.apply_chat_template, messages, **(variables or {}))
         try:
-            return await asyncio.to_thread(apply) if length > LONG_TEXT else apply()
+            heavy = bool(variables) or length + MESSAGE_COST * len(messages) > LONG_TEXT
+            return await asyncio.to_thread(apply) if heavy else apply()
         except ChatRefusal as error:
             raise ApiError(400, str(error), param="messages") from None
         except TemplateFault as error:  # the model's own fault, unless the client gave the template variables

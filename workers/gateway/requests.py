@@ -244,6 +244,16 @@ class ChatRequest(GenerationRequest, kw_only=True):
     parallel_tool_calls: Raw = NULL
 
     @property
+    def is_large(self) -> bool:
+        """Whether `told` takes milliseconds."""
+        told = sum(map(size, (self.chat_template_kwargs, self.tools, self.documents)))
+        return len(self.messages) > 200 or told > 64 << 10
+
+    def told(self) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """What the chat template gets: messages and variables. Raises ApiError."""
+        return self.plain_messages, self.template_variables
+
+    @property
     def plain_messages(self) -> list[dict[str, Any]]:
         """The messages as chat templates take them. Raises ApiError."""
         return [message.plain(f"messages[{index}]") for index, message in enumerate(self.messages)]

@@ -15,6 +15,7 @@ from workers.wire.stream import ConnectionLost
 log = logging.getLogger(__name__)
 
 CONTROL_KINDS = frozenset({Kind.CONTROL, Kind.TOKEN_IDS})
+TURN_NS = 20_000_000  # of handling messages, before others on this loop have their turn
 MAX_WAITING = 100_000  # messages; a peer that takes none of them is as good as gone
 
 
@@ -75,9 +76,13 @@ class ControlLink:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _read(self) -> None:
+        began_ns = time.monotonic_ns()
         while True:
             message, _ = await self._connection.receive(only=CONTROL_KINDS)
             self._heard_ns = time.monotonic_ns()
+            if self._heard_ns - began_ns > TURN_NS:  # many messages that are here already do not wait for anything
+                await asyncio.sleep(0)
+                began_ns = time.monotonic_ns()
             if isinstance(message, Ping):
                 self.post(Pong(sent_ns=message.sent_ns))
                 status = self._status(self.peer)

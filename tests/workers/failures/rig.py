@@ -84,8 +84,8 @@ class Rig:
         if self._send_buffer is not None:  # of the gateway towards its clients
             self.cluster.listener("gw0").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._send_buffer)
         self.cluster.__enter__()
-        # One client: each costs a TLS context, which these tests would notice. A connection for each request: the
-        # gateway closes idle ones after 5 s, and a request may meet that.
+        # One client: each costs a TLS context, which these tests would notice. A connection for each request: tests
+        # stop and cut what is behind it.
         limits = httpx.Limits(max_keepalive_connections=0)
         self.http = httpx.AsyncClient(base_url=self.cluster.base_url, timeout=WITHIN_S, verify=False, limits=limits)
         return self

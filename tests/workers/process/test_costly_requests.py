@@ -132,3 +132,25 @@ def test_an_answer_that_grows_too_large_is_ended_with_what_to_do(tmp_path: Path)
         assert "stream: true" in answer.json()["error"]["message"]
         streamed = httpx.post(f"{small.base_url}/v1/completions", json={**body, "stream": True}, timeout=60)
         assert streamed.text.endswith("data: [DONE]\n\n")
+
+
+@pytest.mark.quiet
+@pytest.mark.parametrize(
+    "body",
+    [{"prompt": [65] * 3900, "n": 128}, {"prompt": ["a" * 3000] * 128, "echo": True}],
+    ids=["a prompt of many choices", "many prompts"],
+)
+def test_many_choices_of_long_prompts_hold_nobody_up(cluster: LocalCluster, body: dict[str, object]) -> None:
+    """15 kB of a request; there may be no room for all of it. The gateway was deaf for 3.4 and 3.8 s."""
+
+    async def test() -> list[httpx.Response]:
+        async with httpx.AsyncClient(base_url=cluster.base_url, timeout=60) as http:
+            asked = {**body, "max_tokens": 1}
+            return await asyncio.gather(*(http.post("/v1/completions", json=asked) for _ in range(2)))
+
+    watch = HealthWatch(cluster.port("gw0"))
+    answers = asyncio.run(test())
+    health = watch.end()
+    print(health)
+    assert {answer.status_code for answer in answers} <= {200, 503}
+    assert health["max"] < 0.5 + health["late"]
