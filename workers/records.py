@@ -98,10 +98,13 @@ class RequestLog:
     def _transfers(self) -> dict[str, Any]:
         wan, fabric, prefill = self.find("wan-transfer"), self.find("fabric-transfer"), self.find("prefill")
         kv = wan or fabric
+        waits = [span for _, span in self.spans if span.name == "memory-wait"]
         return {
             "pdd_p_hit": _share(prefill),
             "pdd_rld_hit": _share(self._to(self.route.relay)),
             "pdd_md_hit": _share(self._to(self.route.main)),
+            # how long the KV waited for memory of a decode worker, the longer wait of two
+            "pdd_memory_wait_ms": max((s.end_ns - s.start_ns for s in waits), default=0) / NS_PER_MS,
             "pdd_kv_repairs": sum(span.name == "kv-repair" for _, span in self.spans),
             "pdd_delta_bytes": wan.bytes if wan else None,
             "pdd_kv_queue_ms": wan.queue_ns / NS_PER_MS if wan else None,

@@ -16,6 +16,7 @@ from experiments.sim.pool import Pool
 from experiments.sim.state import Live, Node
 from experiments.sim.variants import Variant
 from experiments.traces.trace import Request, Trace, blocks_of
+from workers.cache import common_blocks
 from workers.handover import RelayLoad, choose_mode
 from workers.policy import Route, WorkerView, route_for
 
@@ -86,11 +87,9 @@ class _Simulator:
             self._nodes[name].active += 1
             live.unsettled.add(name)
         if route.pipeline == "md":  # prfaas: the request itself crosses, then main decode does it all
-            held = min(self._nodes[route.prefill].cache.matched(path), outcome.prompt_tokens)
-            outcome.md_hit = held / outcome.prompt_tokens
-            self._at(self._now_s + self._is.rtt_s / 2, self._begin_prefill, live)
+            self._at(self._now_s + self._is.rtt_s / 2, self._queue_prefill, live)
         else:
-            self._begin_prefill(live)
+            self._queue_prefill(live)
 
     def _route(self, outcome: Outcome, path: Sequence[int]) -> Route:
         is_, policy = self._is, self._variant.policy
@@ -100,7 +99,7 @@ class _Simulator:
                 node.role,
                 node.active,
                 self._all,
-                min(node.cache.matched(path), outcome.prompt_tokens),
+                min(max(node.cache.matched(path), self._coming(node, path)), outcome.prompt_tokens),
                 is_.busy_tokens,
                 node.cache.tokens,
             )
@@ -108,25 +107,46 @@ class _Simulator:
         ]
         return route_for(policy, is_.relay_threshold, outcome.prompt_tokens, views, is_.offload_tokens)
 
-    def _begin_prefill(self, live: Live) -> None:
-        """Joins the node's queue. What its cache holds is looked up now, as the live worker does."""
-        node, outcome = self._nodes[live.route.prefill], live.outcome
+    def _coming(self, node: Node, path: Sequence[int]) -> int:
+        """Tokens of the prompt that a prefill node computes or will have by its turn. The gateway counts them, too."""
+        if node.role != "prefill":
+            return 0
+        return max((common_blocks(live.path, path) for live in node.queue), default=0) * self._trace.block_tokens
+
+    def _queue_prefill(self, live: Live) -> None:
+        """Joins the node's queue."""
+        node = self._nodes[live.route.prefill]
+        live.queued_s = self._now_s
+        node.queue.append(live)
+        if len(node.queue) == 1:
+            self._begin_prefill(node)
+
+    def _begin_prefill(self, node: Node) -> None:
+        """The first in the queue has its turn. What the cache holds is looked up now, as the live worker does: what was
+        computed while it waited is there.
+        """
+        live = node.queue[0]
+        outcome = live.outcome
         cached = min(node.cache.matched(live.path), outcome.prompt_tokens - 1)
         outcome.p_hit = cached / outcome.prompt_tokens
         alone = live.route.pipeline == "md"
+        if alone:
+            outcome.md_hit = outcome.p_hit
         speed = self._is.main_prefill_tokens_per_s if alone else self._is.prefill_tokens_per_s
-        begin_s = max(self._now_s, node.free_s)
-        outcome.prefill_queue_s = begin_s - self._now_s
+        outcome.prefill_queue_s = self._now_s - live.queued_s
         outcome.prefill_s = (outcome.prompt_tokens - cached) / speed
-        node.free_s = live.prefill_end_s = begin_s + outcome.prefill_s
+        live.prefill_end_s = self._now_s + outcome.prefill_s
         if self._variant.chunked and live.route.main is not None and not alone:
             ready_s = min(outcome.prefill_s, self._is.chunk_tokens / speed)  # the first chunk is there
-            self._at(begin_s + ready_s, self._ask_connection, live)
+            self._at(self._now_s + ready_s, self._ask_connection, live)
         self._at(live.prefill_end_s, self._prefilled, live)
 
     def _prefilled(self, live: Live) -> None:
         node, route = self._nodes[live.route.prefill], live.route
         node.cache.keep(live.path)
+        node.queue.popleft()
+        if node.queue:
+            self._begin_prefill(node)
         if route.pipeline == "md":
             self._decode_on_main(live, self._now_s, 0)
             return
@@ -150,6 +170,7 @@ class _Simulator:
             return
         assert live.route.main is not None
         held = min(self._nodes[live.route.main].cache.matched(live.path), live.outcome.prompt_tokens - 1)
+        live.outcome.md_hit = held / live.outcome.prompt_tokens  # by now; the route was chosen by what it was then
         live.outcome.kv_bytes = (live.outcome.prompt_tokens - held) * self._is.kv_bytes_per_token
         live.asked_s = self._now_s
         if self._pool(live).ask(live):

@@ -1,5 +1,6 @@
 """What a simulation knows of a worker and of a request on its way. Plain state; the rules are `simulator`'s."""
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -11,12 +12,12 @@ from workers.policy import Route
 
 @dataclass(eq=False)
 class Node:
-    """A worker. `free_s`: when the prefills given to it so far are done; `active`: requests not settled on it."""
+    """A worker. `queue`: prefills, the first of them under way; `active`: requests not settled on it."""
 
     name: str
     role: str
     cache: SimCache
-    free_s: float = 0.0
+    queue: "deque[Live]" = field(default_factory=lambda: deque())
     active: int = 0
     relaying: int = 0
 
@@ -29,6 +30,7 @@ class Live:
     path: Sequence[int]
     route: Route
     unsettled: set[str] = field(default_factory=set)
+    queued_s: float = 0.0
     prefill_end_s: float = 0.0
     asked_s: float | None = None  # when it wanted a connection
     holds_connection: bool = False

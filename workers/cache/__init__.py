@@ -2,14 +2,23 @@
 
 from typing import TYPE_CHECKING, Any
 
-from workers.cache.hashing import chain_root, extend_chain
+from workers.cache.hashing import chain_root, common_blocks, extend_chain
 from workers.cache.mirror import CacheMirror
 from workers.cache.policy import ExtentPath, PrefixPolicy
 
 if TYPE_CHECKING:
     from workers.cache.store import BlockCache, MissingBlocks
 
-__all__ = ["BlockCache", "CacheMirror", "ExtentPath", "MissingBlocks", "PrefixPolicy", "chain_root", "extend_chain"]
+__all__ = [
+    "BlockCache",
+    "CacheMirror",
+    "ExtentPath",
+    "MissingBlocks",
+    "PrefixPolicy",
+    "chain_root",
+    "common_blocks",
+    "extend_chain",
+]
 
 
 def __getattr__(name: str) -> Any:

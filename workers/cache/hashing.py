@@ -6,7 +6,7 @@ xxh3 is no cryptographic hash: whoever may choose prompts *and* shares a cache w
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import xxhash
 
@@ -42,3 +42,15 @@ def extend_chain(root: bytes, hashes: list[bytes], tokens: Sequence[int], block_
             parent = digest(parent + data[start : start + step])
             hashes.append(parent)
     return hashes
+
+
+def common_blocks(some: Sequence[Hashable], others: Sequence[Hashable]) -> int:
+    """How many blocks two chains have in common. By bisection: equal names have equal ones before them."""
+    low, high = 0, min(len(some), len(others))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if some[middle - 1] == others[middle - 1]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -86,6 +86,10 @@ class PrefixPolicy:
         """How many of the path's first blocks are cached. Changes nothing."""
         return sum(count for _, count in self._walk(path, len(path)))
 
+    def match_pinned(self, path: Path) -> int:
+        """How many of the path's first blocks are cached and pinned: whoever adopts them takes no memory."""
+        return sum(count for extent, count in self._walk(path, len(path)) if extent.pins)
+
     def following(self, path: Path, count: int) -> Iterator[Any]:
         """Names of the cached blocks that continue the path's first `count` ones, the newest branch first."""
         steps = self._walk(path, count)

@@ -82,14 +82,20 @@ class BlockCache:
 
     # -- a sequence's life -------------------------------------------------------------------------------------
 
-    def adopt(self, tokens: Sequence[int], full_blocks: int | None = None) -> tuple[Lease, list[int], int]:
+    def lease(self, tokens: Sequence[int]) -> Lease:
+        """The lease of a sequence that uses nothing yet."""
+        return Lease(self.hashes(tokens))
+
+    def adopt(
+        self, tokens: Sequence[int], full_blocks: int | None = None, lease: Lease | None = None
+    ) -> tuple[Lease, list[int], int]:
         """All blocks for `tokens`, how many of the tokens have their KV in them already, and the lease to `end`.
 
-        `full_blocks`: adopt exactly so many, as someone is going to write the others. Raises MissingBlocks and
-        OutOfBlocks, with nothing taken.
+        `full_blocks`: adopt exactly so many, as someone is going to write the others. `lease`: the sequence's, which
+        uses nothing; it saves naming the blocks again. Raises MissingBlocks and OutOfBlocks, with nothing taken.
         """
         size = self.pool.block_size
-        hashes = self.hashes(tokens)
+        hashes = extend_chain(self._root, [] if lease is None else lease.hashes, tokens, size)
         held = self.policy.match(hashes)
         source: tuple[bytes, int] | None = None
         if full_blocks is not None:
@@ -101,7 +107,7 @@ class BlockCache:
             source = hashes[held], size - 1
         else:
             source = self._partial(hashes, held, tokens)
-        lease = Lease(hashes)
+        lease = lease or Lease(hashes)
         shared = [self._cached[name].block for name in hashes[:held]]
         self.pool.retain(shared)
         self._pin(lease, held)

@@ -3,8 +3,9 @@
 from workers.engine.blocks import BlockPool, OutOfBlocks
 from workers.engine.engine import Chunk, ContextTooLong, Engine
 from workers.engine.generate import generate
+from workers.engine.job import EngineFailed, Job, SequenceFailed, Stopped
 from workers.engine.pacing import PaceCounts, Profile
-from workers.engine.runner import EngineRunner, Stopped
+from workers.engine.runner import EngineRunner
 from workers.engine.sampling import Sampling
 from workers.engine.sequence import Generated, Sequence
 from workers.engine.speculation import Drafter, Speculation
@@ -15,13 +16,16 @@ __all__ = [
     "ContextTooLong",
     "Drafter",
     "Engine",
+    "EngineFailed",
     "EngineRunner",
     "Generated",
+    "Job",
     "OutOfBlocks",
     "PaceCounts",
     "Profile",
     "Sampling",
     "Sequence",
+    "SequenceFailed",
     "Speculation",
     "Stopped",
     "generate",

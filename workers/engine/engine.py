@@ -1,6 +1,6 @@
 """One step of inference over several sequences: grow their blocks, run the model, append what was sampled.
 
-A step has three parts so that a runner can place them: `prepare` and `commit` touch sequences and the pool
+A step has three parts so that a runner can place them: `prepare` and `commit` touch a sequence and the pool
 and belong to the event loop's thread; `compute` touches tensors only and may run on another.
 """
 
@@ -13,7 +13,7 @@ import torch
 
 from workers.engine.blocks import BlockPool
 from workers.engine.paged import PagedAttention, Segment
-from workers.engine.sampling import Choice, Sampling, choose
+from workers.engine.sampling import Sampled, Sampling, choose
 from workers.engine.sequence import Generated, Sequence
 from workers.models import LoadedModel
 
@@ -33,14 +33,31 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Batch:
-    """A step ready to compute: a snapshot that later changes to its sequences do not touch."""
+class Part:
+    """A sequence's share of a step, ready to compute: a snapshot that later changes to the sequence do not touch."""
 
-    chunks: List[Chunk]
+    chunk: Chunk
     ids: list[int]
-    segments: list[Segment]
-    rows: list[int]
+    segment: Segment
     requests: list[tuple[Sampling, int]]
+    """After each of the last `ids`, as many as these, a token is chosen: how, and for which position."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A step: parts that go through the model together."""
+
+    parts: List[Part]
+
+    @property
+    def requests(self) -> list[tuple[Sampling, int]]:
+        """Of all parts, in their order."""
+        return [request for part in self.parts for request in part.requests]
+
+    def split(self, sampled: List[Sampled]) -> list[List[Sampled]]:
+        """What was sampled for each part."""
+        remaining = iter(sampled)
+        return [[next(remaining) for _ in part.requests] for part in self.parts]
 
 
 class Engine:
@@ -89,71 +106,66 @@ class Engine:
         if missing > 0:
             sequence.blocks += self.pool.allocate(missing)
 
-    def prepare(self, chunks: List[Chunk]) -> Batch:
-        """Snapshot of a step whose blocks are there (`grow`). A chunk that reaches the last token gets
-        sampled, after that token and after each of its draft.
+    def prepare(self, chunk: Chunk) -> Part:
+        """Snapshot of a chunk whose blocks are there (`grow`). One that reaches the last token gets sampled, after that
+        token and after each of its draft.
         """
-        ids: list[int] = []
-        segments: list[Segment] = []
-        rows: list[int] = []
-        requests: list[tuple[Sampling, int]] = []
-        for chunk in chunks:
-            sequence, start = chunk.sequence, chunk.sequence.computed
-            end = start + chunk.count
-            sampled = end == len(sequence.tokens) and sequence.finish_reason is None
-            assert sampled or not chunk.draft, "a draft that follows no last token"
-            assert 0 < chunk.count <= sequence.pending, f"chunk of {chunk.count}, {sequence.pending} pending"
-            ids += sequence.tokens[start:end]
-            ids += chunk.draft
-            segments.append(Segment(start, start + chunk.tokens, tuple(sequence.blocks)))
-            if sampled:
-                choices = len(chunk.draft) + 1
-                rows += range(len(ids) - choices, len(ids))
-                requests += [(sequence.sampling, end + ahead) for ahead in range(choices)]
-        return Batch(chunks, ids, segments, rows, requests)
+        sequence, start = chunk.sequence, chunk.sequence.computed
+        end = start + chunk.count
+        sampled = end == len(sequence.tokens) and sequence.finish_reason is None
+        assert sampled or not chunk.draft, "a draft that follows no last token"
+        assert 0 < chunk.count <= sequence.pending, f"chunk of {chunk.count}, {sequence.pending} pending"
+        ids = [*sequence.tokens[start:end], *chunk.draft]
+        segment = Segment(start, start + chunk.tokens, tuple(sequence.blocks))
+        choices = len(chunk.draft) + 1 if sampled else 0
+        return Part(chunk, ids, segment, [(sequence.sampling, end + ahead) for ahead in range(choices)])
 
     @torch.inference_mode()
-    def compute(self, batch: Batch) -> list[Choice]:
+    def compute(self, batch: Batch) -> list[Sampled]:
         """Runs the model; returns what was chosen in each sampled row. Writes KV into the pool."""
-        attention = PagedAttention(self.loaded.config, self.pool, batch.segments)
-        positions = torch.tensor(
-            [position for s in batch.segments for position in range(s.start, s.end)], device=self._device
+        attention = PagedAttention(self.loaded.config, self.pool, [part.segment for part in batch.parts])
+        ids: list[int] = []
+        positions: list[int] = []
+        rows: list[int] = []
+        for part in batch.parts:
+            ids += part.ids
+            positions += range(part.segment.start, part.segment.end)
+            rows += range(len(ids) - len(part.requests), len(ids))
+        logits = self.loaded.model(
+            torch.tensor(ids, device=self._device),
+            torch.tensor(positions, device=self._device),
+            torch.tensor(rows, dtype=torch.long, device=self._device),
+            attention,
         )
-        ids = torch.tensor(batch.ids, device=self._device)
-        rows = torch.tensor(batch.rows, dtype=torch.long, device=self._device)
-        logits = self.loaded.model(ids, positions, rows, attention)
-        if batch.rows:
+        if rows:
             return choose(logits, batch.requests)  # waits for the device
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()  # the KV is there when a step has ended
         return []
 
-    def commit(self, batch: Batch, sampled: list[Choice]) -> list[list[Generated]]:
-        """Moves each sequence on; returns, chunk by chunk, the tokens it gained.
+    def commit(self, part: Part, sampled: List[Sampled]) -> list[Generated]:
+        """Moves the sequence on; returns the tokens it gained. Raises what stands in place of a choice that is needed.
 
         None while tokens are still pending; with a draft up to one more than that has. A sequence that was finished
         before gains nothing and returns its last token.
         """
-        remaining = iter(sampled)
-        generated: list[list[Generated]] = []
-        for chunk in batch.chunks:
-            sequence = chunk.sequence
-            sequence.computed += chunk.count
-            if sequence.pending:
-                generated.append([])
-            elif sequence.finish_reason is not None:
-                generated.append([sequence.last])
-            else:
-                choices = [next(remaining) for _ in range(len(chunk.draft) + 1)]
-                generated.append(self._accept(sequence, chunk.draft, choices))
-                # the KV of guesses that failed is behind `computed`: nobody reads it, the next tokens' replaces it
-                sequence.computed += len(generated[-1]) - 1
-        return generated
+        chunk, sequence = part.chunk, part.chunk.sequence
+        sequence.computed += chunk.count
+        if sequence.pending:
+            return []
+        if sequence.finish_reason is not None:
+            return [sequence.last]
+        gained = self._accept(sequence, chunk.draft, sampled)
+        # the KV of guesses that failed is behind `computed`: nobody reads it, the next tokens' replaces it
+        sequence.computed += len(gained) - 1
+        return gained
 
-    def _accept(self, sequence: Sequence, draft: tuple[int, ...], choices: List[Choice]) -> list[Generated]:
+    def _accept(self, sequence: Sequence, draft: tuple[int, ...], sampled: List[Sampled]) -> list[Generated]:
         """Appends what the model chose, as long as it was given what it chose before."""
         gained: list[Generated] = []
-        for ahead, choice in enumerate(choices):
+        for ahead, choice in enumerate(sampled):
+            if isinstance(choice, Exception):
+                raise choice
             sequence.tokens.append(choice.token)
             sequence.note_finish(self._eos_ids, self.loaded.config.context_length)
             position = len(sequence.tokens) - 1
@@ -166,8 +178,9 @@ class Engine:
         """All of one step, synchronously; returns the tokens gained. Raises OutOfBlocks before anything is computed."""
         for chunk in chunks:
             self.grow(chunk.sequence, chunk.tokens)
-        batch = self.prepare(chunks)
-        return [token for gained in self.commit(batch, self.compute(batch)) for token in gained]
+        batch = Batch([self.prepare(chunk) for chunk in chunks])
+        sampled = batch.split(self.compute(batch))
+        return [token for part, own in zip(batch.parts, sampled, strict=True) for token in self.commit(part, own)]
 
     @property
     def _eos_ids(self) -> frozenset[int]:

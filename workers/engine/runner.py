@@ -11,20 +11,19 @@ import logging
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from collections.abc import Sequence as List
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 
 from workers.engine.blocks import BlockPool, OutOfBlocks
-from workers.engine.engine import Batch, Chunk, Engine
+from workers.engine.engine import Batch, Chunk, Engine, Part
+from workers.engine.job import EngineFailed, Job, SequenceFailed, Stopped
 from workers.engine.memory import SequenceMemory
 from workers.engine.pacing import PaceCounts, Pacer, Profile, work_of
-from workers.engine.sampling import Choice, Sampling
+from workers.engine.sampling import Sampled, Sampling
 from workers.engine.schedule import schedule, schedule_paced
 from workers.engine.sequence import Generated, Sequence
 from workers.engine.speculation import Drafter, Speculation
@@ -36,31 +35,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+Outcome = List[Sampled] | Exception
+"""What a step has brought one sequence: choices, or why there are none."""
+
 _IDLE_S = 0.1
-_PATIENCE_S = 2.0  # for blocks of sequences that nobody computes: their owners free them or compute them soon
-
-
-class Stopped(Exception):
-    """The sequence was stopped or freed before the awaited token was there."""
-
-
-@dataclass(eq=False)
-class _Job:
-    """A sequence being computed and whoever waits for its tokens. None in the queue: no more will come."""
-
-    sequence: Sequence
-    once: bool
-    on_step: Callable[[], None] | None = None
-    drafter: Drafter | None = None
-    since_ns: int = field(default_factory=time.monotonic_ns)
-    queue: asyncio.Queue[Generated | Exception | None] = field(default_factory=asyncio.Queue)
-
-    def note_draft(self, drafted: int, accepted: int) -> None:
-        """Of the sequence's last step."""
-        assert self.drafter is not None
-        self.drafter.learn(drafted, accepted)
-        self.sequence.drafted += drafted
-        self.sequence.accepted += accepted
+_LOOK_AGAIN_S = 2.0  # for room, if nothing has said that there is some
 
 
 class EngineRunner:
@@ -97,11 +76,16 @@ class EngineRunner:
         self._leases = self._memory.leases
         self._threads = threads or _threads_from_environment()
         self._sequences: dict[str, Sequence] = {}
-        self._jobs: dict[str, _Job] = {}
-        self._flying: list[_Job] = []
+        self._jobs: dict[Sequence, Job] = {}
+        self._flying: list[Job] = []
         self._landed: asyncio.Future[None] | None = None
         self._doomed: list[Sequence] = []
         self._wake = asyncio.Event()
+        self.on_room: Callable[[], None] = lambda: None
+        """Told after blocks have come back, when nobody who computes here waits for any."""
+        self.short_of_blocks = False
+        """Some sequence waits for room: whoever comes now comes after it."""
+        self._freed = False
         self._closing = False
         self._failure: Exception | None = None
         self._task: asyncio.Task[None] | None = None
@@ -136,18 +120,32 @@ class EngineRunner:
     def new_sequence(
         self, id: str, tokens: List[int], prompt_len: int, sampling: Sampling, cached_blocks: int | None = None
     ) -> Sequence:
-        """A sequence with blocks for `tokens`; `id` is unique among those not yet freed.
+        """A sequence with blocks for `tokens`, now; `id` is unique among those not yet freed.
 
         Of a cache it adopts the longest beginning it can, at most all but the last token; `computed` says so. KV may
         be written from outside into the blocks behind exactly `cached_blocks` adopted ones, and `computed` set
         accordingly. Raises OutOfBlocks, MissingBlocks, ContextTooLong or ValueError, with nothing allocated.
         """
-        if id in self._sequences:
-            raise ValueError(f'sequence "{id}" exists already; free it first or take another id')
-        sequence = Sequence(id, list(tokens), prompt_len, sampling)
+        sequence = self._unique(id, tokens, prompt_len, sampling)
         self._memory.open(sequence, cached_blocks)
         self._sequences[id] = sequence
         return sequence
+
+    def new_prompt(self, id: str, tokens: List[int], sampling: Sampling) -> Sequence:
+        """A sequence whose prompt is computed here. It gets blocks, and what the cache has, when its turn comes.
+
+        Until then it waits, for room and for whoever computes a longer beginning of the same prompt. Raises OutOfBlocks
+        when the whole pool is too small, ContextTooLong or ValueError.
+        """
+        sequence = self._unique(id, tokens, len(tokens), sampling)
+        self._memory.expect(sequence)
+        self._sequences[id] = sequence
+        return sequence
+
+    def _unique(self, id: str, tokens: List[int], prompt_len: int, sampling: Sampling) -> Sequence:
+        if id in self._sequences:
+            raise ValueError(f'sequence "{id}" exists already; free it first or take another id')
+        return Sequence(id, list(tokens), prompt_len, sampling)
 
     def hashes(self, sequence: Sequence) -> List[bytes]:
         """Names of the full blocks of the tokens that the sequence was made with, and perhaps of later ones."""
@@ -162,25 +160,29 @@ class EngineRunner:
         self._check_idle(sequence)
         self._engine.grow(sequence, tokens - sequence.computed)
 
+    def forget(self, sequence: Sequence, length: int) -> None:
+        """Take back the tokens from position `length` on, which were guessed. The sequence is not being computed."""
+        self._check_idle(sequence)
+        self._memory.forget(sequence, length)
+
     async def prefill(self, sequence: Sequence, on_step: Callable[[], None] | None = None) -> Generated:
         """Computes the KV of `tokens[computed:]` and samples the next token, which joins `tokens`.
 
-        `on_step` is called after each step that moved `computed` on: what lies before it is final.
+        `on_step` is called when `computed` has moved on, by a step or by what the cache had: what lies before it is
+        final. Once the prompt is
+        computed its full blocks are in the cache.
 
         If the known tokens already end the answer, nothing is sampled and the last of them is returned with
-        its finish reason. Raises Stopped when stopped or freed meanwhile, OutOfBlocks when memory runs out.
+        its finish reason. Raises Stopped when freed meanwhile, OutOfBlocks when there is nobody to wait for,
+        SequenceFailed or EngineFailed.
         """
-        job = self._begin(sequence, once=True)
-        job.on_step = on_step
+        job = self._begin(sequence, once=True, on_step=on_step)
         try:
-            item = await job.queue.get()
+            async for token in job:
+                return token
         finally:
-            self._drop(job)
-        if item is None:
-            raise Stopped(f'sequence "{sequence.id}" was stopped before its next token')
-        if isinstance(item, Exception):
-            raise item
-        return item
+            job.stop()
+        raise Stopped(f'sequence "{sequence.id}" was freed before its next token')
 
     async def extend(self, sequence: Sequence, ids: List[int]) -> Generated:
         """Appends known answer tokens, then the same as `prefill`: one forward pass, one sample."""
@@ -188,44 +190,45 @@ class EngineRunner:
         self._engine.append(sequence, ids)
         return await self.prefill(sequence)
 
-    def decode(self, sequence: Sequence) -> AsyncIterator[Generated]:
-        """Continues from the last token until the answer is finished or `stop`; decoding begins at once.
+    def decode(self, sequence: Sequence) -> Job:
+        """Continues from the last token until the answer is finished, or until the job is stopped; it begins at once.
 
-        Decoding does not wait for a slow consumer. Leaving the iterator stops it. When memory runs out the youngest
-        wait for the older ones (`memory.py`), with neither blocks nor `computed` KV until they go on. Raises
-        OutOfBlocks from the iterator when there is nobody to wait for; the sequence is intact and may go on later.
+        Decoding does not wait for a slow consumer, and goes on until the job is stopped when nobody takes its tokens.
+        When memory runs out the youngest wait for the older ones (`memory.py`), with neither blocks nor `computed` KV
+        until they go on. The job raises OutOfBlocks when there is nobody to wait for; the sequence is intact and may go
+        on later. It raises SequenceFailed or EngineFailed.
         """
-        job = None if sequence.finish_reason is not None else self._begin(sequence, once=False)
-        return self._drain(job)
+        if sequence.finish_reason is None:
+            return self._begin(sequence, once=False)
+        over = Job(sequence, False, self._stop)
+        over.close()
+        return over
 
-    async def stop(self, sequence: Sequence) -> None:
-        """Returns when no further token can appear; one of the step in flight is still delivered."""
-        job = self._jobs.pop(sequence.id, None)
+    async def landed(self, sequence: Sequence) -> None:
+        """Returns when no step in flight computes the sequence."""
         while self._is_flying(sequence):
             assert self._landed is not None
             await asyncio.shield(self._landed)
-        if job is not None:
-            job.queue.put_nowait(None)
 
     def free(self, sequence: Sequence) -> None:
         """Ends the sequence and releases its blocks, after the step in flight if need be. Idempotent."""
         if self._sequences.get(sequence.id) is not sequence:
             return
         del self._sequences[sequence.id]
-        job = self._jobs.pop(sequence.id, None)
+        job = self._jobs.pop(sequence, None)
         if job is not None:
-            job.queue.put_nowait(None)
+            job.close()
         if self._is_flying(sequence):
             self._doomed.append(sequence)
         else:
             self._release(sequence)
 
-    def _begin(self, sequence: Sequence, once: bool) -> _Job:
+    def _begin(self, sequence: Sequence, once: bool, on_step: Callable[[], None] | None = None) -> Job:
         self._check_idle(sequence)
         if sequence.pending < 1:
             raise ValueError(f'sequence "{sequence.id}" has no pending token; there are no logits to sample from')
         drafter = Drafter(self._speculation) if self._speculation is not None and not once else None
-        job = self._jobs[sequence.id] = _Job(sequence, once, drafter=drafter)
+        job = self._jobs[sequence] = Job(sequence, once, self._stop, on_step, drafter)
         self._wake.set()
         return job
 
@@ -236,34 +239,46 @@ class EngineRunner:
             raise Stopped("the engine is closed")
         if self._sequences.get(sequence.id) is not sequence:
             raise ValueError(f'sequence "{sequence.id}" is not known here; it was freed')
-        if sequence.id in self._jobs or self._is_flying(sequence):
+        if sequence in self._jobs or self._is_flying(sequence):
             raise ValueError(f'sequence "{sequence.id}" is being computed; stop it first')
 
-    async def _drain(self, job: _Job | None) -> AsyncIterator[Generated]:
-        if job is None:
-            return
-        try:
-            while (item := await job.queue.get()) is not None:
-                if isinstance(item, Exception):
-                    raise item
-                yield item
-        finally:
-            self._drop(job)
-
-    def _drop(self, job: _Job) -> None:
-        if self._jobs.get(job.sequence.id) is job:
-            del self._jobs[job.sequence.id]
-
-    def _finish(self, job: _Job, item: Exception | None) -> None:
+    def _stop(self, job: Job) -> None:
+        """Ends one job. If a step is computing it, that ends it: its token is still to be delivered."""
         self._drop(job)
-        job.queue.put_nowait(item)
+        if job not in self._flying:
+            job.close()
+
+    def _drop(self, job: Job) -> None:
+        if self._jobs.get(job.sequence) is job:
+            del self._jobs[job.sequence]
+
+    def _finish(self, job: Job, error: Exception | None = None) -> None:
+        self._drop(job)
+        job.close(error)
+
+    def _fail(self, job: Job, error: Exception) -> None:
+        """One job fails, of which nothing stays; whoever shares a step with it is not concerned."""
+        job.sequence.spoilt = True
+        if _for_want_of_memory(error):
+            error = EngineFailed(f"no memory to compute in: {error}")
+        if not isinstance(error, EngineFailed):
+            log.error('sequence "%s" cannot be computed', job.sequence.id, exc_info=error)
+            failure = SequenceFailed(f"the request cannot be computed: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            error = failure
+        self._finish(job, error)
 
     def _is_flying(self, sequence: Sequence) -> bool:
         return any(job.sequence is sequence for job in self._flying)
 
     def _release(self, sequence: Sequence) -> None:
         self._memory.close(sequence)
-        self._wake.set()  # someone may wait for blocks
+        self.look_for_room()
+
+    def look_for_room(self) -> None:
+        """Someone may wait for blocks, and there may be some."""
+        self._freed = True
+        self._wake.set()
 
     async def _run(self) -> None:
         try:
@@ -278,18 +293,34 @@ class EngineRunner:
 
     async def _turn(self) -> None:
         """One step, or a wait for work; after a while with nothing to do it checks the pool's books."""
-        sequences = [job.sequence for job in self._jobs.values()]
-        age = {sequence: number for number, sequence in enumerate(sequences)}
-        wanted = sorted(self._scheduled(sequences), key=lambda chunk: age[chunk.sequence])
-        decoding = [job.sequence for job in self._jobs.values() if not job.once]
-        fitted = self._memory.fit(wanted, decoding)
+        computing = list(self._jobs)
+        age = {sequence: number for number, sequence in enumerate(computing)}
+        wanted = sorted(self._scheduled(computing), key=lambda chunk: age[chunk.sequence])
+        # a prompt may be read by transfers while it is computed: it keeps what it has
+        answering = [one for one, job in self._jobs.items() if not job.once or one.computed >= one.prompt_len]
+        fitted = self._memory.fit(wanted, computing, answering)
+        self._freed |= self.short_of_blocks
+        self.short_of_blocks = bool(fitted.waiting)
+        if self._freed and not self.short_of_blocks and not self._closing:
+            self._freed = False
+            try:
+                self.on_room()
+            except Exception:  # a fault of who wants to come in is none of those that are here
+                log.exception("nobody was told of room for KV")
         for sequence, error in fitted.refused:
-            self._finish(self._jobs[sequence.id], error)
+            if isinstance(error, OutOfBlocks):
+                self._finish(self._jobs[sequence], error)
+            else:
+                self._fail(self._jobs[sequence], error)
+        for sequence in fitted.opened:
+            self._tell(self._jobs[sequence])
+        fitted.ready = [chunk for chunk in fitted.ready if chunk.sequence in self._jobs]
         if fitted.ready:
-            chunks = fitted.ready if self._speculation is None else self._with_drafts(fitted.ready)
-            await self._step([self._jobs[chunk.sequence.id] for chunk in chunks], chunks)
-        elif fitted.waiting:
-            await self._wait_for_room(fitted.waiting)
+            await self._step(fitted.ready if self._speculation is None else self._with_drafts(fitted.ready))
+        elif fitted.refused or fitted.opened:
+            return  # others may fit now
+        elif fitted.waiting or fitted.behind:
+            await self._woken(_LOOK_AGAIN_S)
             if self._pacer is not None:
                 self._pacer.skip(time.monotonic_ns())
         elif not await self._woken(_IDLE_S):
@@ -303,13 +334,6 @@ class EngineRunner:
             return schedule(sequences, self.max_batch_tokens)
         at_most = self._pacer.profile.prompt_step_tokens(self._prompt_step)
         return schedule_paced(sequences, self.max_batch_tokens, at_most)
-
-    async def _wait_for_room(self, waiting: list[tuple[Sequence, OutOfBlocks]]) -> None:
-        """Nothing can be computed until blocks come back; whoever holds them is idle and gets a moment for that."""
-        if not await self._woken(_PATIENCE_S):
-            for sequence, error in waiting:
-                if sequence.id in self._jobs:
-                    self._finish(self._jobs[sequence.id], error)
 
     async def _woken(self, within_s: float) -> bool:
         self._wake.clear()
@@ -326,47 +350,130 @@ class EngineRunner:
         context_length = self._engine.loaded.config.context_length
         drafting = []
         for chunk in chunks:
-            sequence, drafter = chunk.sequence, self._jobs[chunk.sequence.id].drafter
-            if drafter is not None and sequence.pending == 1 and left > 0:
-                # the last token wanted is sampled, never guessed
-                most = min(sequence.prompt_len + sequence.sampling.max_tokens, context_length)
-                draft = drafter.propose(sequence.tokens, min(left, most - len(sequence.tokens) - 1))
-                with suppress(OutOfBlocks):  # one token a step will do
-                    self._engine.grow(sequence, 1 + len(draft))
-                    chunk = Chunk(sequence, 1, tuple(draft))
-                    left -= len(draft)
+            job = self._jobs[chunk.sequence]
+            try:
+                chunk = self._with_draft(chunk, job.drafter, left, context_length)
+            except Exception as error:
+                self._fail(job, error)
+                continue
+            left -= len(chunk.draft)
             drafting.append(chunk)
         return drafting
 
-    async def _step(self, jobs: list[_Job], chunks: list[Chunk]) -> None:
-        loop = asyncio.get_running_loop()
-        batch = self._engine.prepare(chunks)
-        self._flying, self._landed = jobs, loop.create_future()
-        due_ns = self._pacer.begin(work_of(chunks), min(job.since_ns for job in jobs)) if self._pacer else None
+    def _with_draft(self, chunk: Chunk, drafter: Drafter | None, left: int, context_length: int) -> Chunk:
+        sequence = chunk.sequence
+        if drafter is None or sequence.pending != 1 or left <= 0:
+            return chunk
+        # the last token wanted is sampled, never guessed
+        most = min(sequence.prompt_len + sequence.sampling.max_tokens, context_length)
+        draft = drafter.propose(sequence.tokens, min(left, most - len(sequence.tokens) - 1))
         try:
-            sampled, computed_ns = await loop.run_in_executor(self._thread, self._compute, batch, due_ns)
+            self._engine.grow(sequence, 1 + len(draft))
+        except OutOfBlocks:
+            return chunk  # one token a step will do
+        return Chunk(sequence, 1, tuple(draft))
+
+    async def _step(self, chunks: list[Chunk]) -> None:
+        loop = asyncio.get_running_loop()
+        jobs: list[Job] = []
+        parts: list[Part] = []
+        for chunk in chunks:
+            job = self._jobs[chunk.sequence]
+            try:
+                parts.append(self._engine.prepare(chunk))
+                jobs.append(job)
+            except Exception as error:
+                self._fail(job, error)
+        if not parts:
+            return
+        self._flying, self._landed = jobs, loop.create_future()
+        work = work_of([part.chunk for part in parts])
+        due_ns = self._pacer.begin(work, min(job.since_ns for job in jobs)) if self._pacer else None
+        try:
+            outcomes, computed_ns = await self._computed(Batch(parts), due_ns)
             if self._pacer is not None:
                 self._pacer.end(computed_ns, time.monotonic_ns())
-            for job, chunk, gained in zip(jobs, chunks, self._engine.commit(batch, sampled), strict=True):
-                if job.on_step is not None and self._jobs.get(job.sequence.id) is job:
-                    job.on_step()
-                if chunk.draft:
-                    job.note_draft(len(chunk.draft), len(gained) - 1)
-                for generated in gained:
-                    job.queue.put_nowait(generated)
-                if gained and (job.once or gained[-1].finish_reason is not None):
-                    self._finish(job, None)
-        except Exception as error:
-            for job in jobs:
-                self._finish(job, error)
+            for job, part, outcome in zip(jobs, parts, outcomes, strict=True):
+                self._land(job, part, outcome)
         finally:
             self._flying = []
             self._landed.set_result(None)
+            for job in jobs:
+                if self._jobs.get(job.sequence) is not job:  # stopped meanwhile
+                    job.close()
             for sequence in self._doomed:
                 self._release(sequence)
             self._doomed.clear()
 
-    def _compute(self, batch: Batch, due_ns: int | None) -> tuple[list[Choice], int]:
+    def _tell(self, job: Job) -> None:
+        """That a sequence has got its blocks, the first of which may hold what the cache had."""
+        try:
+            if job.on_step is not None:
+                job.on_step()
+        except Exception as error:
+            self._fail(job, error)
+
+    def _land(self, job: Job, part: Part, outcome: Outcome) -> None:
+        """What a step has brought one job."""
+        sequence = job.sequence
+        try:
+            if isinstance(outcome, Exception):
+                raise outcome
+            gained = self._engine.commit(part, outcome)
+            if part.segment.start < sequence.prompt_len <= sequence.computed:
+                self._memory.keep(sequence)  # now: the next step may begin with one who waits for it
+            if job.on_step is not None and self._jobs.get(sequence) is job:
+                job.on_step()
+            if part.chunk.draft:
+                job.note_draft(len(part.chunk.draft), len(gained) - 1)
+        except Exception as error:
+            self._fail(job, error)
+            return
+        for generated in gained:
+            job.deliver(generated)
+        if gained and (job.once or gained[-1].finish_reason is not None):
+            self._finish(job)
+
+    async def _computed(self, batch: Batch, due_ns: int | None) -> tuple[list[Outcome], int]:
+        """What became of each part, and when that was known. If the step as a whole fails, each part is computed alone:
+        only those fail that fail by themselves. If none can be computed, it may be the engine that computes nothing.
+        """
+        run = asyncio.get_running_loop().run_in_executor
+        outcomes: list[Outcome] = []
+        try:
+            sampled, computed_ns = await run(self._thread, self._compute, batch, due_ns)
+            outcomes += batch.split(sampled)
+        except Exception as whole:
+            for part in batch.parts:
+                try:
+                    if len(batch.parts) == 1:
+                        raise whole
+                    outcomes.append(await run(self._thread, self._engine.compute, Batch([part])))
+                except Exception as error:
+                    outcomes.append(error)
+            computed_ns = time.monotonic_ns()
+        failures = [failure for outcome in outcomes if (failure := _failure(outcome)) is not None]
+        if len(failures) == len(outcomes) and not await self._computes_at_all():
+            log.error("the engine computes nothing", exc_info=failures[0])
+            outcomes = [EngineFailed(f"the engine computes nothing: {failures[0]!r}") for _ in outcomes]
+        return outcomes, computed_ns
+
+    async def _computes_at_all(self) -> bool:
+        """Whether one token can be computed in a block of its own."""
+        if not self.pool.free_count:
+            return True  # there is nothing to try it with
+        (block,) = self.pool.allocate(1)
+        probe = Sequence("probe", [0], 1, blocks=[block])
+        try:
+            batch = Batch([self._engine.prepare(Chunk(probe, 1))])
+            sampled = await asyncio.get_running_loop().run_in_executor(self._thread, self._engine.compute, batch)
+            return _failure(sampled) is None
+        except Exception:
+            return False
+        finally:
+            self.pool.release([block])
+
+    def _compute(self, batch: Batch, due_ns: int | None) -> tuple[list[Sampled], int]:
         """On the compute thread: what was chosen, and when that was known; returns when the step is due."""
         if due_ns is None:
             return self._engine.compute(batch), 0
@@ -377,6 +484,18 @@ class EngineRunner:
         if due_ns > computed_ns:
             self._hurry.wait((due_ns - computed_ns) / 1e9)
         return sampled, computed_ns
+
+
+def _failure(outcome: Outcome) -> Exception | None:
+    """Why nothing was chosen, if that is so."""
+    if isinstance(outcome, Exception):
+        return outcome
+    return next((sampled for sampled in outcome if isinstance(sampled, Exception)), None)
+
+
+def _for_want_of_memory(error: Exception) -> bool:
+    """Another machine may have it."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def _threads_from_environment() -> int:

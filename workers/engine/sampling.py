@@ -5,6 +5,7 @@ So a request that moves to another instance in mid-answer goes on as it would ha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as List
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -62,24 +63,29 @@ class Choice(NamedTuple):
     top: tuple[tuple[int, float], ...] | None = None
 
 
-def choose(logits: Tensor, requests: List[tuple[Sampling, int]]) -> list[Choice]:
-    """A choice for each row of `logits [rows, vocab]`.
+class BadLogits(ArithmeticError):
+    """The model's logits of one row are not numbers: nothing can be chosen from them."""
+
+
+Sampled = Choice | Exception
+"""What became of a row: a choice, or why there is none."""
+
+
+def choose(logits: Tensor, requests: List[tuple[Sampling, int]]) -> list[Sampled]:
+    """A choice for each row of `logits [rows, vocab]`, or why this row has none: no row touches another.
 
     `requests` holds for each row the sampling and the position that the new token will have in its sequence.
     """
     logits = logits.float()
     normalisers = torch.logsumexp(logits, dim=-1).tolist()
     permitted = _permitted(logits, requests)
-    best, greedy = permitted.max(dim=-1)
-    tokens, peaks = greedy.tolist(), best.tolist()
-    chosen = []
+    tokens = permitted.argmax(dim=-1).tolist()
+    chosen: list[Sampled] = []
     for row, (sampling, position) in enumerate(requests):
-        token, logit = tokens[row], peaks[row]
-        if sampling.temperature > 0:
-            token = _draw(permitted[row], sampling, uniform(sampling.seed or 0, position))
-            logit = float(logits[row, token])
-        top = None if sampling.logprobs is None else _top(logits[row], sampling.logprobs, normalisers[row])
-        chosen.append(Choice(token, logit - normalisers[row], top))
+        try:
+            chosen.append(_choice(logits[row], permitted[row], sampling, position, tokens[row], normalisers[row]))
+        except Exception as error:
+            chosen.append(error)
     return chosen
 
 
@@ -91,6 +97,22 @@ def _permitted(logits: Tensor, requests: List[tuple[Sampling, int]]) -> Tensor:
         for row in barred:
             logits[row, [token for token in requests[row][0].barred if token < logits.shape[-1]]] = -torch.inf
     return logits
+
+
+def _choice(
+    logits: Tensor, permitted: Tensor, sampling: Sampling, position: int, likeliest: int, normaliser: float
+) -> Choice:
+    """From one row. Raises BadLogits when the largest logit is not a finite number (not-a-number counts as largest)."""
+    peak = float(permitted[likeliest])
+    if not (math.isfinite(peak) and math.isfinite(normaliser)):
+        raise BadLogits(
+            f"the model's largest logit for position {position} is {peak}, from which no token can be chosen"
+        )
+    token = likeliest
+    if sampling.temperature > 0:
+        token = _draw(permitted, sampling, peak, uniform(sampling.seed or 0, position))
+    top = None if sampling.logprobs is None else _top(logits, sampling.logprobs, normaliser)
+    return Choice(token, float(logits[token]) - normaliser, top)
 
 
 def _top(logits: Tensor, count: int, normaliser: float) -> tuple[tuple[int, float], ...]:
@@ -113,12 +135,14 @@ def _mix(z: int) -> int:
     return z ^ (z >> 31)
 
 
-def _draw(logits: Tensor, sampling: Sampling, point: float) -> int:
+def _draw(logits: Tensor, sampling: Sampling, peak: float, point: float) -> int:
     """Inverts the cumulative distribution at `point`, in vocabulary order.
 
-    That order, unlike descending probability, does not flip when rounding swaps two near-equal candidates.
+    That order, unlike descending probability, does not flip when rounding swaps two near-equal candidates. `peak`, the
+    largest logit, is taken off first: divided by a temperature near zero it would be infinite, and so only the others
+    are (temperature 5e-324 chooses among the likeliest, as 0 does).
     """
-    probabilities = torch.softmax(logits.double() / sampling.temperature, dim=-1)
+    probabilities = torch.softmax((logits.double() - peak) / sampling.temperature, dim=-1)
     whole = 1.0
     if sampling.min_p > 0 or sampling.top_k > 0:
         least = sampling.min_p * probabilities.max()
@@ -132,4 +156,5 @@ def _draw(logits: Tensor, sampling: Sampling, point: float) -> int:
         probabilities[order[beyond]] = 0.0
     cumulative = probabilities.cumsum(0)
     index = torch.searchsorted(cumulative, point * cumulative[-1], right=True)
-    return int(index)
+    last = torch.searchsorted(cumulative, cumulative[-1])  # rounding may take `point` of the whole up to the whole
+    return int(torch.minimum(index, last))

@@ -40,7 +40,7 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)
     computed: int = 0
     cached: int = 0
-    """Of `computed`, what a cache had when the sequence was made."""
+    """Of `computed`, what a cache had when the sequence got its blocks."""
     finish_reason: FinishReason | None = None
     drafted: int = 0
     accepted: int = 0
@@ -48,6 +48,8 @@ class Sequence:
 
     preempted: int = 0
     """How often its blocks were taken away while it decoded."""
+    spoilt: bool = False
+    """Computing it has failed: nobody may use its KV."""
 
     @property
     def pending(self) -> int:

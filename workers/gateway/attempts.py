@@ -21,8 +21,10 @@ from workers.wire.messages import Message, RequestSpec, Without
 
 ANSWERLESS = frozenset({"prefill_lost", "relay_lost", "transfer_aborted", "handover_deadline"})
 """Errors of workers that gave up because another one was lost: no reason to avoid them."""
-HOPELESS = frozenset({"bad_request", "request_deadline"})
+HOPELESS = frozenset({"bad_request", "request_deadline", "computation_failed"})
 """Errors that another worker would make as well."""
+NOT_REPLAYED = frozenset({"internal_error"})
+"""Errors that another worker may well make as well: who holds the request goes on, and nobody else is asked."""
 
 
 class Attempt:

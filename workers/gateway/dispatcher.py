@@ -136,6 +136,19 @@ class Dispatcher(Recovery):
         request, attempt = self.attempts.get(message.request, (None, None))
         if request is None or attempt is None:
             return
+        try:
+            self._heard(request, attempt, peer, message)
+        except Exception as error:  # else it would cost the connection, and so everybody's requests
+            log.exception("%s of %s about request %s failed", type(message).__name__, peer, message.request)
+            self.fail(request, RequestFailed("internal_error", f"the gateway: {type(error).__name__}: {error}"))
+
+    def _heard(
+        self,
+        request: LiveRequest,
+        attempt: Attempt,
+        peer: str,
+        message: Tokens | Report | Failed | Undelivered | Unheard,
+    ) -> None:
         if isinstance(message, Tokens):
             self._take(request, attempt, peer, message)
         elif isinstance(message, Report):

@@ -7,7 +7,7 @@ import time
 from functools import partial
 
 from workers.environment import WorkerEnvironment
-from workers.gateway.attempts import ANSWERLESS, HOPELESS, Attempt, LiveRequest
+from workers.gateway.attempts import ANSWERLESS, HOPELESS, NOT_REPLAYED, Attempt, LiveRequest
 from workers.gateway.routing import Router
 from workers.policy import NoRoute, Route
 from workers.roles.active import RequestFailed
@@ -102,6 +102,10 @@ class Recovery:
 
     def recover(self, request: LiveRequest) -> None:
         """Replay the prompt and what was answered on workers that are there; wait a while for one, or fail."""
+        by_itself = next((failure for failure in request.losses.values() if failure.name in NOT_REPLAYED), None)
+        if by_itself is not None:
+            self.fail(request, by_itself)
+            return
         self.cancel_workers(request, "replayed elsewhere")
         avoid: set[str] = set()
         while len(request.attempts) < MAX_ATTEMPTS:

@@ -1,10 +1,11 @@
 """Which workers are there, what their caches hold of a prompt, and the route that follows. Decides by `policy`."""
 
 from collections.abc import Collection, Iterable
+from weakref import WeakKeyDictionary
 
-from workers.cache import CacheMirror, chain_root, extend_chain
+from workers.cache import CacheMirror, chain_root, common_blocks, extend_chain
 from workers.environment import WorkerEnvironment
-from workers.gateway.attempts import LiveRequest
+from workers.gateway.attempts import Attempt, LiveRequest
 from workers.models import LoadedModel
 from workers.policy import Route, WorkerView, route_around, route_for
 from workers.wire.messages import CacheNotice
@@ -18,6 +19,7 @@ class Router:
         self._serving = environment.serving
         self._peers = peers
         self._chain_root = chain_root(loaded.fingerprint, environment.serving.block_size)
+        self._names: WeakKeyDictionary[Attempt, list[bytes]] = WeakKeyDictionary()
         self.mirrors = {name: CacheMirror() for name in peers.known}
 
     def noticed(self, peer: str, notice: CacheNotice) -> None:
@@ -41,6 +43,7 @@ class Router:
     def _views(self, prompt: list[int], live: Iterable[LiveRequest], avoid: Collection[str]) -> list[WorkerView]:
         size = self._serving.block_size
         hashes = extend_chain(self._chain_root, [], prompt, size)
+        coming = self._coming(hashes, live := list(live))
         busy, weight = [request.unsettled for request in live], self._serving.busy_tokens
         views = []
         for peer in self._peers.known.values():
@@ -49,8 +52,25 @@ class Router:
                 connected = frozenset(link.peer_status.connected) if link.peer_status else frozenset()
                 active = sum(peer.name in workers for workers in busy)
                 mirror = self.mirrors[peer.name]
-                matched, cached = mirror.held(hashes) * size, len(mirror) * size
+                matched = max(mirror.held(hashes), coming.get(peer.name, 0)) * size
+                cached = len(mirror) * size
                 views.append(
                     WorkerView(peer.name, peer.role, active, connected, matched, weight, cached, peer.datacenter)
                 )
         return views
+
+    def _coming(self, hashes: list[bytes], live: list[LiveRequest]) -> dict[str, int]:
+        """By prefill, how many of a chain's first blocks it is computing, or will have by the time that is their turn.
+
+        What is to be known of main decode's cache is what it holds now: the pipeline is chosen by that.
+        """
+        coming: dict[str, int] = {}
+        for attempt in (request.attempt for request in live):
+            prefill = attempt.spec.prefill
+            if prefill not in attempt.unsettled or self._peers.known[prefill].role != "prefill":
+                continue
+            if attempt not in self._names:
+                names = extend_chain(self._chain_root, [], attempt.spec.prompt, self._serving.block_size)
+                self._names[attempt] = names
+            coming[prefill] = max(coming.get(prefill, 0), common_blocks(self._names[attempt], hashes))
+        return coming

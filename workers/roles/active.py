@@ -5,7 +5,7 @@ import time
 from collections import OrderedDict
 from typing import Any
 
-from workers.engine import Generated, Sampling, Sequence
+from workers.engine import Generated, Job, Sampling, Sequence
 from workers.wire.messages import RequestSpec, SamplingSpec, Span, TokenLogprob
 
 REMEMBERED = 8192  # ended requests a worker can still tell from unknown ones
@@ -37,12 +37,18 @@ class Active:
         self.spans: list[Span] = []
         self.failure: RequestFailed | None = None
         self.task: asyncio.Task[None] | None = None
-        self.decoding = False
+        self.job: Job | None = None
+        """What decodes here now."""
         self.first_logprob: TokenLogprob | None = None
         """Of the first token, when the request asks for log probabilities; prefill sampled it."""
         self.finished = False
         """The gateway wants no more tokens; the request goes on for the caches' sake."""
         self._decode: tuple[str, int, int] | None = None
+
+    @property
+    def decoding(self) -> bool:
+        """Its tokens are being made here."""
+        return self.job is not None
 
     @property
     def answer(self) -> list[int]:

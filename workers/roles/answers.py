@@ -1,9 +1,5 @@
 """How a worker answers: tokens, spans and failures of a request, streamed to the gateway that asked for it."""
 
-import asyncio
-from collections.abc import Coroutine
-from typing import Any
-
 from workers.engine import EngineRunner
 from workers.roles.active import Active, logprobs_of
 from workers.wire.messages import Report, TokenLogprob, Tokens
@@ -15,10 +11,6 @@ class Answers:
 
     peers: Peers
     runner: EngineRunner
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        """Run in the background, until the worker closes."""
-        raise NotImplementedError
 
     def report(self, active: Active, *, done: bool = False) -> None:
         """Tell the gateway what has been noted since the last report."""
@@ -50,16 +42,19 @@ class Answers:
     async def decode(self, active: Active) -> None:
         """Decode to the end, or until the sequence is stopped, streaming each token."""
         if not active.finished:
-            active.decoding = True
-            async for token in self.runner.decode(active.sequence):
-                self.emit(active, token.position, [token.token_id], token.finish_reason, logprobs_of(active, token))
-            active.decoding = False
+            active.job = job = self.runner.decode(active.sequence)
+            try:
+                async for token in job:
+                    self.emit(active, token.position, [token.token_id], token.finish_reason, logprobs_of(active, token))
+            finally:
+                active.job = None
+                job.stop()
         active.end_decode()
 
     def stop_decoding(self, active: Active) -> None:
-        """No further token after the step in flight; `decode` returns."""
-        if active.decoding and active.sequence.finish_reason is None:
-            self.spawn(self.runner.stop(active.sequence))
+        """No further token after the step in flight; `decode` returns. What is begun after that goes on."""
+        if active.job is not None:
+            active.job.stop()
 
     async def decode_from_first(self, active: Active, name: str, first: int, finish_reason: str | None) -> None:
         """Emit the token that prefill sampled, then decode unless it ended the answer."""

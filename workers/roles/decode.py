@@ -6,10 +6,11 @@ for a while, prefill is told where to go on, and the next transfer of the same r
 """
 
 import asyncio
-import contextlib
 import logging
 from functools import partial
 from typing import Any
+
+import msgspec
 
 from workers.cache import MissingBlocks
 from workers.engine import Sequence
@@ -19,7 +20,6 @@ from workers.models import LoadedModel
 from workers.roles.active import Active, Bounded, RequestFailed
 from workers.roles.worker import Worker
 from workers.wire.deadlines import Timer
-from workers.wire.frames import WireError
 from workers.wire.kv_encoding import Fp8
 from workers.wire.kv_receive import RefuseTransfer
 from workers.wire.messages import KvBegin, KvWanted, Message, RequestSpec, TokenLogprob, Without
@@ -57,8 +57,9 @@ class Decoding(Active):
 class Incoming:
     """One transfer for a request: the wire's `IncomingKv`. A later one for the same request takes its place."""
 
-    def __init__(self, active: Decoding, transfer: str) -> None:
+    def __init__(self, active: Decoding, transfer: str, attempt: int) -> None:
         self.transfer = transfer
+        self.attempt = attempt
         self.cancelled = False
         self._active = active
         self._pool = active.worker.pool
@@ -118,16 +119,44 @@ class Incoming:
         if self._waiting is not None:
             self._waiting.cancel()
 
+    def want_more(self) -> None:
+        """Tell prefill from where on blocks are wanted. It tries again by itself when it has lost this worker."""
+        spec = self._active.spec
+        wanted = KvWanted(request=spec.id, first_block=self._active.held_blocks, transfer=self.transfer)
+        self._active.worker.peers.post_if_up(spec.prefill, wanted)
+
     def _wait_for_more(self, failure: RequestFailed) -> None:
         active, peers = self._active, self._active.worker.peers
         path = peers.known[active.spec.prefill].path
-        with contextlib.suppress(WireError):  # prefill tries again by itself, as long as it lives
-            peers.post(active.spec.prefill, KvWanted(request=active.spec.id, first_block=active.held_blocks))
+        self.want_more()
         self._waiting = Timer(
             lambda: path.connect_s + path.reply_s,
             partial(active.end, failure),
             lambda: peers.bulk_moved(active.spec.prefill),
         )
+
+
+class RoomQueue:
+    """Transfers that there was no room for, first come, first served."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, KvBegin] = {}
+        """By request, the transfer that was refused."""
+
+    @property
+    def first(self) -> KvBegin | None:
+        """Who is next."""
+        return next(iter(self.waiting.values()), None)
+
+    def join(self, begin: KvBegin) -> None:
+        """Wait; a request that waits already keeps its place, with its newer transfer."""
+        known = self.waiting.get(begin.spec.id)
+        if known is None or known.attempt < begin.attempt:
+            self.waiting[begin.spec.id] = begin
+
+    def leave(self, request: str) -> KvBegin | None:
+        """Wait no longer."""
+        return self.waiting.pop(request, None)
 
 
 class DecodeWorker(Worker):
@@ -145,6 +174,8 @@ class DecodeWorker(Worker):
         self.teller = Teller()
         # What others say of a request whose KV has not begun to arrive: their way here may be the faster one.
         self._early = Bounded()
+        self.room = RoomQueue()
+        self.runner.on_room = self._offer_room
 
     def begin(self, begin: KvBegin) -> Incoming:
         spec = begin.spec
@@ -154,20 +185,69 @@ class DecodeWorker(Worker):
             raise RefuseTransfer("bad_request", f"{spec.prefill}, prefill of {spec.id}, is no peer of this worker")
         active = self.active.get(spec.id)
         if active is None:
-            active = self._begin_decoding(begin)
+            active = self.begin_or_queue(begin)
         elif isinstance(active, Decoding):
             self._check_continues(active, begin)
         else:
             raise RefuseTransfer("duplicate_transfer", f"request {spec.id} is served alone here")
-        active.incoming = Incoming(active, begin.transfer)
+        active.incoming = Incoming(active, begin.transfer, begin.attempt)
         return active.incoming
+
+    def begin_or_queue(self, begin: KvBegin) -> "Decoding":
+        """First come, first served; whoever computes here and waits for room came before. Raises RefuseTransfer."""
+        spec = begin.spec
+        if not self.room.waiting and not self.runner.short_of_blocks:
+            try:
+                return self._begin_decoding(begin)
+            except RefuseTransfer as refusal:
+                if refusal.error != "out_of_kv_blocks":
+                    raise
+        needed = self.pool.blocks_for(len(spec.prompt))
+        if needed > self.pool.num_blocks:
+            reason = f"{needed} KV blocks needed, and there are {self.pool.num_blocks}"
+            raise RefuseTransfer("out_of_kv_blocks", f"{self.environment.host}: {reason}")
+        self.room.join(begin)
+        raise RefuseTransfer("kv_later", f"{self.environment.host} has no room for {needed} KV blocks yet")
+
+    def _offer_room(self) -> None:
+        """Blocks have come back, and nobody who computes here waits for any: let in who waits, in their order."""
+        while (begin := self.room.first) is not None:
+            held = self.cache.policy.match(self.cache.hashes(begin.spec.prompt))
+            first_block = min(begin.first_block, held)
+            try:
+                active = self._begin_decoding(msgspec.structs.replace(begin, first_block=first_block))
+            except RefuseTransfer as refusal:
+                if refusal.error == "out_of_kv_blocks":
+                    return
+                self.room.leave(begin.spec.id)
+                self.refuse(begin.spec.gateway, begin.spec.id, RequestFailed(refusal.error, str(refusal)))
+                continue
+            self.room.leave(begin.spec.id)
+            active.incoming = Incoming(active, begin.transfer, begin.attempt)
+            active.incoming.want_more()
+
+    def leave_queue(self, request: str) -> KvBegin | None:
+        """The request wants no room any more; its refused transfer, if it had waited for some."""
+        begin = self.room.leave(request)
+        if begin is not None:
+            self.runner.look_for_room()
+        return begin
+
+    def on_cancel(self, request: str) -> None:
+        self.leave_queue(request)
+
+    def on_lost(self, peer: str, reason: str) -> None:
+        super().on_lost(peer, reason)
+        for begin in list(self.room.waiting.values()):
+            if peer == begin.spec.gateway:
+                self.leave_queue(begin.spec.id)
 
     def _check_continues(self, active: "Decoding", begin: KvBegin) -> None:
         """Let another transfer go on where an earlier one of the same request broke off. Raises RefuseTransfer."""
         if active.incoming is None or active.arrived.done() or active.cancelled:
             raise RefuseTransfer("duplicate_transfer", f"KV of request {active.spec.id} is here already")
-        if begin.transfer == active.incoming.transfer:
-            raise RefuseTransfer("duplicate_transfer", f"transfer {begin.transfer} is arriving already")
+        if begin.transfer == active.incoming.transfer or begin.attempt < active.incoming.attempt:
+            raise RefuseTransfer("duplicate_transfer", f"transfer {active.incoming.transfer} is arriving already")
         # The sender knows better whether the earlier one is dead: its end of a broken connection may be seen first.
         active.incoming.stop()
         if begin.first_block > active.held_blocks:
@@ -207,6 +287,10 @@ class DecodeWorker(Worker):
         elif request not in self.ended:
             self._early[request] = [*self._early.get(request, []), message]
 
+    def early(self, request: str) -> list[Message]:
+        """What others have said of a request that has not begun here."""
+        return list(self._early.get(request, []))
+
     def go_without(self, gateway: str, message: Without) -> None:
         lost = self.peers.known.get(message.lost)
         if lost is None or lost.role != "prefill":
@@ -215,6 +299,7 @@ class DecodeWorker(Worker):
         active = self.active.get(message.request)
         failure = RequestFailed("prefill_lost", f"{message.lost} was lost before {self.environment.host} had its KV")
         if active is None:
+            self.leave_queue(message.request)
             self._early.pop(message.request, None)
             self.refuse(gateway, message.request, failure)
         elif isinstance(active, Decoding) and not active.arrived.done():

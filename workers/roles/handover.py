@@ -64,7 +64,7 @@ class Following:
             self.ahead = self.ahead[len(ids) :]
             return self.ahead
         if agreed < min(len(own), len(ids)):
-            sequence.forget(at + agreed)
+            self._runner.forget(sequence, at + agreed)
         rest = ids[agreed:]
         self.ahead = [await (self._runner.extend(sequence, rest) if rest else self._runner.prefill(sequence))]
         return self.ahead

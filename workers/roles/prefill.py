@@ -4,6 +4,7 @@ chunked` they leave while the rest is computed.
 """
 
 import asyncio
+import itertools
 import time
 
 from workers.cache import CacheMirror
@@ -33,7 +34,7 @@ class Prefilling(Active):
         self.outgoing: dict[str, OutgoingKv] = {}
         """By peer, the transfers that read its blocks."""
         self.wanted: dict[str, asyncio.Future[int]] = {}
-        """By peer, the first block that it wants of a transfer that broke off."""
+        """By peer, the first block that it wants of the latest transfer, if that broke off or found no room."""
         self.names: list[bytes] = []
         """Of the prompt's full blocks."""
         self.given_up: dict[str, str] = {}
@@ -44,9 +45,19 @@ class Prefilling(Active):
         self.given_up.setdefault(peer, reason)
         if peer in self.outgoing:
             self.outgoing[peer].abort(reason)
+        self.want(peer, 0)
+
+    def heard(self, peer: str, message: KvWanted) -> None:
+        """The peer's word on its latest transfer; a late one, on a transfer before that, counts for nothing."""
+        latest = self.outgoing.get(peer)
+        if latest is not None and latest.transfer == message.transfer:
+            self.want(peer, message.first_block)
+
+    def want(self, peer: str, first_block: int) -> None:
+        """Whoever waits for the peer's word goes on."""
         wanted = self.wanted.get(peer)
         if wanted is not None and not wanted.done():
-            wanted.set_result(0)
+            wanted.set_result(first_block)
 
 
 class PrefillWorker(Worker):
@@ -67,9 +78,8 @@ class PrefillWorker(Worker):
             self.mirrors[peer].apply(message.inserted, message.evicted, reset=message.reset)
         elif isinstance(message, KvWanted):
             active = self.active.get(message.request)
-            wanted = active.wanted.get(peer) if isinstance(active, Prefilling) else None
-            if wanted is not None and not wanted.done():
-                wanted.set_result(message.first_block)
+            if isinstance(active, Prefilling):
+                active.heard(peer, message)
         else:
             super().handle(peer, message)
 
@@ -85,23 +95,35 @@ class PrefillWorker(Worker):
         super().on_lost(peer, reason)
         if peer in self.mirrors:
             self.mirrors[peer].apply([], [], reset=True)
+        for active in self.active.values():
+            if isinstance(active, Prefilling):
+                active.want(peer, 0)  # its word may be lost
 
     async def serve(self, active: Active) -> None:
         assert isinstance(active, Prefilling)
         spec, sequence = active.spec, active.sequence
         start_ns = time.monotonic_ns()
-        source = KvSource(len(spec.prompt), sequence.computed)
+        source = KvSource(len(spec.prompt))
         targets = [name for name in (spec.relay, spec.main) if name is not None]
         active.names = list(self.runner.hashes(sequence)[: len(spec.prompt) // self.pool.block_size])
-        # Tasks of their own: cancelling the request must not cut a frame in half, only detach it from the blocks.
-        deliveries = [self.spawn(self._deliver(active, name, source)) for name in targets if self._chunked]
-        first = await self.runner.prefill(sequence, lambda: source.advance(sequence.computed))
+        deliveries: list[asyncio.Task[None]] = []
+
+        def send() -> None:
+            # Tasks of their own: cancelling the request must not cut a frame in half, only detach it from the blocks.
+            deliveries.extend(self.spawn(self._deliver(active, name, source)) for name in targets)
+
+        def more() -> None:
+            source.advance(sequence.computed)
+            if self._chunked and not deliveries:
+                send()
+
+        first = await self.runner.prefill(sequence, more)
         logprob = next(iter(logprobs_of(active, first)), None)
         source.finish(First(first.token_id, first.finish_reason, logprob))
-        self.runner.keep(sequence)
         active.span("prefill", start_ns, time.monotonic_ns(), tokens=len(spec.prompt), cached=sequence.cached)
         self.report(active)
-        deliveries = deliveries or [self.spawn(self._deliver(active, name, source)) for name in targets]
+        if not deliveries:
+            send()
         await asyncio.wait(deliveries)
 
     async def _deliver(self, active: Prefilling, name: str, source: KvSource) -> None:
@@ -139,22 +161,32 @@ class PrefillWorker(Worker):
         """
         spec, mirror, hashes = active.spec, self.mirrors[name], active.names
         first_block = mirror.held(hashes)
-        broken = False
-        for left in reversed(range(ATTEMPTS)):
+        again = False
+        """The receiver may have the KV already, or may have had it."""
+        left = ATTEMPTS
+        for attempt in itertools.count():
+            left -= 1
             if name in active.given_up:  # while this task waited for its turn, or for the receiver's word
                 raise TransferAborted(active.given_up[name])
             begun_ns = time.monotonic_ns()
             chunk_tokens = self.environment.serving.kv_chunk
             blocks, encoding = active.sequence.blocks, self._encoding_to(name)
-            kv = OutgoingKv(spec, self.pool, blocks, source, first_block, chunk_tokens, encoding)
+            kv = OutgoingKv(spec, self.pool, blocks, source, first_block, chunk_tokens, encoding, attempt)
             active.outgoing[name] = kv
             active.wanted[name] = wanted = asyncio.get_running_loop().create_future()
             try:
                 return await kv.deliver(self.peers.pools[name]), first_block
             except TransferRefused as refused:
-                if broken and refused.name in ("duplicate_transfer", "cancelled"):
-                    # only the answer to the first attempt was lost: the KV is there, or was and has been used
+                if again and refused.name in ("duplicate_transfer", "cancelled"):
+                    # only the answer to an earlier attempt was lost: the KV is there, or was and has been used; or the
+                    # receiver could do without it by the time there was room
                     raise TransferAborted(str(refused)) from None
+                if refused.name == "kv_later":
+                    left += 1  # nothing has failed
+                    again = True
+                    first_block = min(await wanted, len(hashes))
+                    active.span("memory-wait", begun_ns, time.monotonic_ns(), peer=name)
+                    continue
                 if refused.held_blocks is None or left == 0:
                     raise
                 mirror.correct(hashes, refused.held_blocks)
@@ -162,7 +194,7 @@ class PrefillWorker(Worker):
             except (ConnectionLost, DeadlineExceeded):
                 if left == 0:
                     raise
-                broken = True
+                again = True
                 first_block = await self._still_wanted(wanted, name, first_block)
             active.span("kv-repair", begun_ns, time.monotonic_ns(), peer=name, bytes=kv.kv_bytes)
         raise AssertionError("the last attempt returns or raises")

@@ -9,11 +9,16 @@ from workers.handover import RelayLoad, choose_mode
 from workers.roles.active import Active
 from workers.roles.decode import DecodeWorker, Decoding
 from workers.wire.frames import HEADER, WireError
+from workers.wire.kv_receive import RefuseTransfer
 from workers.wire.kv_tail import OutgoingTail
 from workers.wire.messages import (
     HandOver,
+    KvBegin,
+    KvWanted,
     Message,
+    Report,
     RequestSpec,
+    Span,
     StopRelay,
     TokenIds,
     TokenLogprob,
@@ -50,9 +55,33 @@ class RelayDecodeWorker(DecodeWorker):
         return Relaying(spec, sequence, self)
 
     def handle(self, peer: str, message: Message) -> None:
+        if isinstance(message, HandOver) and (begin := self.leave_queue(message.request)) is not None:
+            return self._pass_on(begin, message.mode)
         if isinstance(message, HandOver | StopRelay):
             return self.deliver_or_keep(message.request, message)
         return super().handle(peer, message)
+
+    def begin_or_queue(self, begin: KvBegin) -> Decoding:
+        try:
+            return super().begin_or_queue(begin)
+        except RefuseTransfer as refusal:
+            asked = next((m for m in self.early(begin.spec.id) if isinstance(m, HandOver)), None)
+            if refusal.error == "kv_later" and asked is not None:
+                self.leave_queue(begin.spec.id)
+                self._pass_on(begin, asked.mode)
+            raise
+
+    def _pass_on(self, begin: KvBegin, mode: str) -> None:
+        """Main decode is ready, and there is no room here yet: it makes the answer from its first token on."""
+        spec, now_ns = begin.spec, time.monotonic_ns()
+        self.ended[spec.id] = True
+        over = TokenIds(request=spec.id, position=len(spec.prompt), ids=[], stopped_ns=now_ns)
+        self.peers.post_if_up(spec.main or "", over)
+        full = len(spec.prompt) // self.pool.block_size  # prefill asks once more, and hears that it is over here
+        self.peers.post_if_up(spec.prefill, KvWanted(request=spec.id, first_block=full, transfer=begin.transfer))
+        why = "main decode was ready before the relay had room"
+        span = Span(name="relay-stop", start_ns=now_ns, end_ns=now_ns, mode=mode, reason=why)
+        self.peers.post_if_up(spec.gateway, Report(request=spec.id, spans=[span], done=True))
 
     def deliver(self, active: Relaying, message: Message) -> None:
         if isinstance(message, Without):
@@ -74,7 +103,7 @@ class RelayDecodeWorker(DecodeWorker):
     def _load(self, active: Relaying) -> RelayLoad:
         """How this worker is, apart from one request."""
         others = [other for other in self.active.values() if other is not active and isinstance(other, Relaying)]
-        waiting = sum(not other.arrived.done() for other in others)
+        waiting = sum(not other.arrived.done() for other in others) + len(self.room.waiting)
         free = (self.pool.free_count + self.cache.policy.evictable) / self.pool.num_blocks
         return RelayLoad(self.runner.running - active.decoding, waiting, free, active.arrived.done())
 

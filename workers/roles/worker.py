@@ -13,7 +13,18 @@ from functools import partial
 from typing import Any
 
 from workers.cache import BlockCache
-from workers.engine import BlockPool, EngineRunner, Generated, OutOfBlocks, PaceCounts, Sequence, Speculation
+from workers.engine import (
+    BlockPool,
+    EngineFailed,
+    EngineRunner,
+    Generated,
+    OutOfBlocks,
+    PaceCounts,
+    Sequence,
+    SequenceFailed,
+    Speculation,
+    Stopped,
+)
 from workers.environment import WorkerEnvironment
 from workers.models import LoadedModel
 from workers.pacelog import PaceLog
@@ -127,12 +138,13 @@ class Worker(Answers):
     # -- requests ----------------------------------------------------------------------------------------------
 
     def new_sequence(self, spec: RequestSpec, cached_blocks: int | None = None) -> Sequence:
-        """Reserve blocks for the prompt behind those adopted (`EngineRunner.new_sequence`).
-
-        Raises RequestFailed, MissingBlocks.
+        """A sequence of the prompt, to be computed here; or with its blocks now, for someone who writes those behind
+        the `cached_blocks` that are here. Raises RequestFailed, MissingBlocks.
         """
         try:
             sampling = engine_sampling(spec.sampling)
+            if cached_blocks is None:
+                return self.runner.new_prompt(spec.id, spec.prompt, sampling)
             return self.runner.new_sequence(spec.id, spec.prompt, len(spec.prompt), sampling, cached_blocks)
         except OutOfBlocks as error:
             raise RequestFailed("out_of_kv_blocks", f"{self.environment.host}: {error}") from None
@@ -178,10 +190,9 @@ class Worker(Answers):
         await self.decode_from_first(active, "decode", first.token_id, first.finish_reason)
 
     async def prefill(self, active: Active) -> Generated:
-        """Compute what the cache lacks of the prompt's KV, keep it, report the span; the first token."""
+        """Compute what the cache lacks of the prompt's KV, report the span; the first token."""
         sequence, start_ns = active.sequence, time.monotonic_ns()
         first = await self.runner.prefill(sequence)
-        self.runner.keep(sequence)
         tokens = len(active.spec.prompt)
         active.span("prefill", start_ns, time.monotonic_ns(), tokens=tokens, cached=sequence.cached)
         self.report(active)
@@ -204,6 +215,10 @@ class Worker(Answers):
             active.failure = RequestFailed(error.name, str(error))
         except OutOfBlocks as error:
             active.failure = RequestFailed("out_of_kv_blocks", f"{host}: {error}")
+        except SequenceFailed as error:
+            active.failure = RequestFailed("computation_failed", f"{host}: {error}")
+        except (EngineFailed, Stopped) as error:
+            active.failure = RequestFailed("engine_failed", f"{host}: {error}")
         except Exception as error:
             log.exception("request %s failed", spec.id)
             active.failure = RequestFailed("internal_error", f"{host}: {type(error).__name__}: {error}")
@@ -211,7 +226,11 @@ class Worker(Answers):
     def _over(self, active: Active, _: "asyncio.Task[None]") -> None:
         # a done callback, not a `finally`: a task that is cancelled before its first step never enters its body
         spec, failure = active.spec, active.failure
-        self.release(active)
+        try:
+            self.release(active)
+        except Exception as error:  # the gateway must hear of its end all the same
+            log.exception("request %s was not released", spec.id)
+            failure = failure or RequestFailed("internal_error", f"{self.environment.host}: {error}")
         self.active.pop(spec.id, None)
         self.ended[spec.id] = True
         if failure is not None:
@@ -237,12 +256,31 @@ class Worker(Answers):
         """A message that only this role knows."""
         log.warning("%s sent %s, which a %s does not expect", peer, type(message).__name__, self.environment.role)
 
+    def on_cancel(self, request: str) -> None:
+        """A request is over, begun here or not."""
+
     def go_without(self, gateway: str, message: Without) -> None:
         """A request that is not over here, perhaps not begun, loses one of its other workers."""
 
     def on_message(self, peer: str, message: Message) -> None:
+        try:
+            self._dispatch(peer, message)
+        except Exception as error:
+            request = message.spec.id if isinstance(message, Prefill) else getattr(message, "request", None)
+            if request is None:
+                raise
+            # else it would cost the connection, and so everybody's requests
+            log.exception("%s of %s about request %s failed", type(message).__name__, peer, request)
+            failure = RequestFailed("internal_error", f"{self.environment.host}: {type(error).__name__}: {error}")
+            if request in self.active:
+                self.active[request].end(failure)
+            elif isinstance(message, Prefill):
+                self.refuse(peer, request, failure)
+
+    def _dispatch(self, peer: str, message: Message) -> None:
         if isinstance(message, Cancel):
             self.ended[message.request] = True
+            self.on_cancel(message.request)
             active = self.active.get(message.request)
             if active is not None:
                 active.end()

@@ -87,9 +87,11 @@ class OutgoingKv:
         first_block: int = 0,
         chunk_tokens: int = 1,
         encoding: KvEncoding | None = None,
+        attempt: int = 0,
     ) -> None:
         self._spec = spec
         self._first_block = first_block
+        self._attempt = attempt
         self._storage = storage
         self._blocks = blocks
         self._source = source
@@ -174,6 +176,7 @@ class OutgoingKv:
                 spec=self._spec,
                 first_block=self._first_block,
                 tokens=len(self._spec.prompt),
+                attempt=self._attempt,
                 encoding=None if self._encoding is None else self._encoding.name,
             )
             await connection.send(begin)

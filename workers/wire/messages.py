@@ -201,13 +201,15 @@ class Without(Message, tag="without", frozen=True):
 class KvBegin(Message, tag="kv-begin", frozen=True):
     """A transfer starts: KV of positions [first_block * block_size, tokens). `transfer` is unique per attempt.
 
-    The sender relies on the receiver's cache for the blocks before `first_block`.
+    The sender relies on the receiver's cache for the blocks before `first_block`. Of two transfers of a request the one
+    with the higher `attempt` counts: bytes of a connection that is given up may arrive after those of the next.
     """
 
     transfer: Name
     spec: RequestSpec
     first_block: Count
     tokens: Count
+    attempt: Count = 0
     encoding: Name | None = None  # of the blocks' bytes (kv_encoding); None: as they are in the pool
 
 
@@ -254,7 +256,8 @@ class KvReceived(Message, tag="kv-received", frozen=True):
 class KvRefused(Message, tag="kv-refused", frozen=True):
     """The transfer cannot be taken (no blocks, cancelled, bad checksum); the sender stops.
 
-    `held_blocks`, with the error `kv_missing`: all that the receiver has; send the rest under a new transfer id.
+    `held_blocks`, with the error `kv_missing`: all that the receiver has; send the rest under a new transfer id. With
+    the error `kv_later` there is no room yet: `KvWanted` will say when there is.
     """
 
     transfer: Name
@@ -267,10 +270,13 @@ class KvRefused(Message, tag="kv-refused", frozen=True):
 
 
 class KvWanted(Message, tag="kv-wanted", frozen=True):
-    """A request's transfer broke off; the blocks from `first_block` on are still wanted, under a new transfer id."""
+    """A request's `transfer` broke off, or there was no room for it and now there is. The blocks from `first_block` on
+    are wanted, under a new transfer id.
+    """
 
     request: Name
     first_block: Count
+    transfer: Name
 
 
 # -- main decode to relay decode, and back ---------------------------------------------------------------------

@@ -148,3 +148,21 @@ def test_a_short_uncached_prompt_stays_with_main_decode_in_prfaas() -> None:
     assert short.ttft_s == pytest.approx(ONE.rtt_s + BLOCK / ONE.main_prefill_tokens_per_s)
     assert long.pipeline == "p-md"
     assert long.kv_bytes > 0
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_identical_prompts_at_once_are_computed_once(nodes: int) -> None:
+    path = tuple(range(1, 13))
+    trace = Trace(tuple(Request(0, 12 * BLOCK, 10, path) for _ in range(8)), BLOCK, "test", "test")
+    run = simulate(trace, VARIANTS["cdc-pd"], replace(ONE, prefill_nodes=nodes))
+    tokens = 12 * BLOCK
+    assert sorted(one.p_hit for one in run.outcomes) == [0.0] + [(tokens - 1) / tokens] * 7
+    assert len({one.prefill for one in run.outcomes}) == 1
+
+
+def test_a_prompt_finds_what_was_computed_while_it_waited() -> None:
+    paths = [(1, 2, 3), (1, 2, 3, 4, 5), (1, 2, 9), (1, 2, 3, 4, 6)]
+    requests = tuple(Request(n, len(path) * BLOCK, 10, path) for n, path in enumerate(paths))
+    run = simulate(Trace(requests, BLOCK, "test", "test"), VARIANTS["idc-pd"], ONE)
+    found = [round(one.p_hit * one.prompt_tokens / BLOCK) for one in run.outcomes]
+    assert found == [0, 3, 2, 4]

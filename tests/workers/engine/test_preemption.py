@@ -9,7 +9,7 @@ import pytest
 from tests.workers.engine.drive import prompt
 from tests.workers.serving import SlowWan, prompt_of, run
 from workers.cache import BlockCache
-from workers.engine import BlockPool, EngineRunner, OutOfBlocks, Sampling, Sequence, Speculation, generate
+from workers.engine import BlockPool, EngineRunner, Job, OutOfBlocks, Sampling, Sequence, Speculation, generate
 from workers.models import LoadedModel
 
 
@@ -87,10 +87,11 @@ def test_one_that_waits_for_memory_can_be_stopped_resumed_and_freed(tiny: Loaded
         )
         for sequence in (old, young, third):
             await runner.prefill(sequence)
-        streams = [asyncio.create_task(collect(runner, sequence)) for sequence in (old, young, third)]
+        jobs = [runner.decode(sequence) for sequence in (old, young, third)]
+        streams = [asyncio.create_task(collect(job)) for job in jobs]
         while not (young.preempted and third.preempted):
             await asyncio.sleep(0)
-        await runner.stop(young)
+        jobs[1].stop()
         stopped_at = len(young.tokens)
         runner.free(third)
         assert (await streams[1], await streams[2]) == (None, None)
@@ -98,7 +99,7 @@ def test_one_that_waits_for_memory_can_be_stopped_resumed_and_freed(tiny: Loaded
         runner.free(old)
         assert old.tokens[17:] == generate(tiny, prompt(tiny, 17), sampling(60))
         assert (young.blocks, young.computed) == ([], 0)
-        await collect(runner, young)
+        await collect(runner.decode(young))
         assert len(young.tokens) > stopped_at
         assert young.tokens[18:] == generate(tiny, prompt(tiny, 18), sampling(60))
         await runner.close()
@@ -107,8 +108,8 @@ def test_one_that_waits_for_memory_can_be_stopped_resumed_and_freed(tiny: Loaded
     pool.check_integrity([])
 
 
-async def collect(runner: EngineRunner, sequence: Sequence) -> None:
-    async for _ in runner.decode(sequence):
+async def collect(job: Job) -> None:
+    async for _ in job:
         pass
 
 

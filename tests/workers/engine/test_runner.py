@@ -18,6 +18,7 @@ from workers.engine import (
     OutOfBlocks,
     Sampling,
     Sequence,
+    SequenceFailed,
     Stopped,
     generate,
 )
@@ -100,10 +101,11 @@ def test_an_answer_wanders_over_three_instances(tiny: LoadedModel) -> None:
                 received.append(sequence)
             at_rld, at_md = received
             relayed = [first.token_id]
-            async for token in rld.decode(at_rld):
+            relaying = rld.decode(at_rld)
+            async for token in relaying:
                 relayed.append(token.token_id)
                 if len(relayed) == 11:
-                    await rld.stop(at_rld)
+                    relaying.stop()
             assert relayed == at_rld.tokens[50:]
             next_token = await md.extend(at_md, relayed[1:])
             rest = [next_token.token_id, *[token.token_id async for token in md.decode(at_md)]]
@@ -125,14 +127,15 @@ def test_after_stop_no_token_appears_and_decoding_can_go_on(tiny: LoadedModel) -
             while sequence.finish_reason is None:
                 stream = runner.decode(sequence)
                 await asyncio.sleep(chance.random() * 0.02)
-                await runner.stop(sequence)
+                stream.stop()
+                await runner.landed(sequence)
                 length = len(sequence.tokens)
                 await asyncio.sleep(0.005)
                 assert len(sequence.tokens) == length
                 seen += [token.token_id async for token in stream]
                 assert seen == sequence.tokens[20:]  # every token of the step in flight was delivered
             assert seen == expected
-            await runner.stop(noise)
+            background.stop()
             assert [t.token_id async for t in background] == noise.tokens[101:]
 
     asyncio.run(scenario())
@@ -148,7 +151,7 @@ def test_freeing_in_flight_keeps_the_blocks_until_the_step_has_landed(tiny: Load
             assert runner.pool.free_count == 15  # the compute thread still writes into its 25 blocks
             with pytest.raises(Stopped):
                 await waiting
-            await runner.stop(sequence)
+            await runner.landed(sequence)
             assert runner.pool.free_count == 40
             runner.free(sequence)  # once more is harmless
             assert runner.pool.free_count == 40
@@ -156,16 +159,17 @@ def test_freeing_in_flight_keeps_the_blocks_until_the_step_has_landed(tiny: Load
     asyncio.run(scenario())
 
 
-def test_stopping_a_prefill_tells_the_waiter_and_keeps_what_was_computed(tiny: LoadedModel) -> None:
+def test_leaving_a_prefill_keeps_what_was_computed(tiny: LoadedModel) -> None:
     async def scenario() -> None:
         async with running(tiny, max_batch_tokens=16) as runner:
             sequence = ask(runner, tiny, "a", 500)
             waiting = asyncio.ensure_future(runner.prefill(sequence))
             while sequence.computed == 0:
                 await asyncio.sleep(0)
-            await runner.stop(sequence)
-            with pytest.raises(Stopped, match='"a"'):
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
                 await waiting
+            await runner.landed(sequence)
             assert 0 < sequence.computed < 500
             assert len(sequence.tokens) == 500
             answer = await whole_answer(runner, sequence)
@@ -189,9 +193,9 @@ def test_a_cancelled_prefill_and_an_abandoned_stream_end_the_work(tiny: LoadedMo
             await runner.prefill(sequence)
             stream = runner.decode(sequence)
             await anext(stream)
-            await stream.aclose()  # type: ignore[attr-defined]
+            stream.stop()
             assert runner.running == 0
-            await runner.stop(sequence)
+            await runner.landed(sequence)
             length = len(sequence.tokens)
             await asyncio.sleep(0.01)
             assert len(sequence.tokens) == length < 100
@@ -234,14 +238,15 @@ def test_running_out_of_blocks_ends_one_stream_and_no_other(tiny: LoadedModel) -
                 async for token in runner.decode(long):
                     tokens.append(token)
 
-            results = await asyncio.gather(drain_long(), *[whole(runner, short)], return_exceptions=True)
-            assert isinstance(results[0], OutOfBlocks)
-            assert results[1] == generate(tiny, prompt(tiny, 16), greedy(16))[1:]
-            assert len(long.tokens) == 32 + 1 + len(tokens)
+            drained = asyncio.create_task(drain_long())
+            assert await whole(runner, short) == generate(tiny, prompt(tiny, 16), greedy(16))[1:]
+            await asyncio.sleep(0.1)
+            waited_at = len(long.tokens)
+            assert not drained.done(), "it waits for the blocks of one that has ended and was not freed yet"
             runner.free(short)
-            more = runner.decode(long)
-            tokens += [await anext(more), await anext(more)]
-            await runner.stop(long)
+            with pytest.raises(OutOfBlocks):
+                await drained
+            assert waited_at < len(long.tokens) == 32 + 1 + len(tokens) == 5 * 16 + 1
             expected = generate(tiny, prompt(tiny, 32), greedy(100))[1 : 1 + len(tokens)]
             assert [token.token_id for token in tokens] == expected
 
@@ -263,7 +268,7 @@ def test_misuse_is_refused_with_the_name_of_the_sequence(tiny: LoadedModel) -> N
                 runner.decode(sequence)
             with pytest.raises(ValueError, match='"a" is being computed'):
                 await runner.extend(sequence, [65])
-            await runner.stop(sequence)
+            stream.stop()
             assert [token.token_id async for token in stream] == sequence.tokens[21:]
             with pytest.raises(ValueError, match="outside the vocabulary"):
                 await runner.extend(sequence, [65, 300])
@@ -284,7 +289,7 @@ def test_a_step_that_fails_reaches_its_waiters_and_the_runner_lives_on(tiny: Loa
         async with running(tiny) as runner:
             broken = ask(runner, tiny, "broken", 20)
             released, broken.blocks = broken.blocks, [9999, 9999]
-            with pytest.raises(IndexError):
+            with pytest.raises(SequenceFailed, match="IndexError"):
                 await runner.prefill(broken)
             broken.blocks = released
             answer = await whole_answer(runner, ask(runner, tiny, "fine", 20))
@@ -350,8 +355,9 @@ def test_requests_that_come_and_go_at_random_leave_right_answers_and_no_blocks(t
                 assert [t.token_id for t in await work] == expected
             elif fate == "stop and go on":
                 await asyncio.sleep(chance.random() * 0.03)
-                await runner.stop(sequence)
+                work.cancel()
                 await asyncio.gather(work, return_exceptions=True)
+                await runner.landed(sequence)
                 if sequence.pending > 1 or sequence.finish_reason is None:
                     await whole_answer(runner, sequence)
                 assert sequence.tokens[length:] == expected

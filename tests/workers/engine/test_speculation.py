@@ -193,8 +193,7 @@ def test_a_stopped_sequence_has_delivered_all_that_it_holds(repetitive: LoadedMo
         async for token in decoding:
             delivered.append(token.token_id)
             if len(delivered) == 200:
-                stopping = asyncio.create_task(runner.stop(sequence))
-        await stopping
+                decoding.stop()
         assert delivered == sequence.tokens[40:]
         assert sequence.computed == len(sequence.tokens) - 1
         assert sequence.accepted > 0

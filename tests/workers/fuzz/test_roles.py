@@ -75,7 +75,7 @@ def steps(draw: st.DrawFn, host: str) -> tuple[str, Any]:
             tail=draw(st.integers(0, 3)),
         ),
         Without(request=request, lost=draw(st.sampled_from(["p0", "rld0", "md0", "?"])), ids=draw(ids)),
-        KvWanted(request=request, first_block=draw(counts)),
+        KvWanted(request=request, first_block=draw(counts), transfer=f"{request}.1"),
     ]
     kind = draw(st.sampled_from(["message", "message", "message", "begin", "kv", "end", "turn", "lost"]))
     if kind == "message":

@@ -223,6 +223,7 @@ def test_a_wrong_mirror_is_found_out_and_mended(
         async with SlowWan(tiny, tmp_path, None, serving={"pipeline": "cdc-pd"}) as lab:
             turns = Turns(lab, tiny)
             prompt = prompt_of(200)
+            await lab.complete(prompt_of(5, seed=9), 2)  # main decode has introduced its cache by then
             if warm:
                 await turns.ask(prompt[:warm])
             spoil(lab.p0.mirrors["md0"], lab.p0.cache.hashes(prompt))
@@ -414,8 +415,9 @@ def test_zeroing_is_noticed_because_the_cache_really_is_used(tiny: LoadedModel, 
             compute = lab.p0.runner.prefill
 
             async def counting(sequence: Sequence, *more: Any) -> Any:
-                computed.append(sequence.pending)
-                return await compute(sequence, *more)
+                first = await compute(sequence, *more)
+                computed.append(sequence.prompt_len - sequence.cached)
+                return first
 
             lab.p0.runner.prefill = counting
             turns = Turns(lab, tiny)

@@ -150,6 +150,7 @@ def test_a_wrong_mirror_is_mended_while_prefill_computes(tiny: LoadedModel, tmp_
     async def test() -> None:
         serving = {**CHUNKED, "pipeline": "cdc-pd"}
         async with SlowWan(tiny, tmp_path, None, serving=serving) as lab:
+            await lab.complete(prompt_of(5, seed=9), 2)  # main decode has introduced its cache by then
             lab.p0.mirrors["md0"].apply(lab.p0.cache.hashes(prompt)[:10], [])  # a lie
             turnstile = Turnstile(lab)
             asking = asyncio.create_task(lab.complete(prompt, 20))

@@ -520,3 +520,43 @@ def test_in_a_crowd_everybody_is_answered_rightly(tiny: LoadedModel, tmp_path: P
             await lab.check_released(within_s=5)
 
     run(test())
+
+
+def test_overlap_a_stop_that_comes_late_leaves_what_was_begun_meanwhile_alone(
+    tiny: LoadedModel, tmp_path: Path
+) -> None:
+    """Main decode hears twice that it is behind; the second stop is dealt with when the extend has begun already."""
+    expected = generate(tiny, PROMPT, Sampling(max_tokens=120, ignore_eos=True))
+
+    async def test() -> None:
+        async with lab_of(tiny, tmp_path, "overlap", wan_rtt_ns=10**10) as lab:
+            lab.wan.pause()
+            with steps(lab.rld0, lab.md0) as (relay, main):
+                asking = asyncio.create_task(lab.complete(PROMPT, 120, ignore_eos=True))
+                await both_decode(lab, relay, main)
+                runner = lab.md0.runner
+                other = runner.new_sequence("other", PROMPT[:40], 40, Sampling(max_tokens=500, ignore_eos=True))
+                beside = asyncio.create_task(runner.prefill(other))
+                relay.allow(1)
+                await until(lambda: only(lab.md0).behind, "it hears how far behind it is")
+                spawn, late = lab.md0.spawn, []
+                lab.md0.spawn = late.append  # a task may begin as late as it likes
+                relay.allow(1)
+                await until(lambda: len(only(lab.md0).following.relayed.ids) == 65, "it hears it again")
+                lab.md0.spawn = spawn
+                main.allow(1)
+                await until(lambda: runner._is_flying(other) and runner.running == 2, "the extend waits for its step")
+                for work in late:
+                    spawn(work)
+                await asyncio.sleep(0.05)
+                main.free()
+                await beside
+                relay.free()
+                answer = await asking
+                runner.free(other)
+            assert answer["pdd"]["token_ids"] == expected
+            assert answer["pdd"]["record"]["pdd_recovery"] == []
+            assert answer["pdd"]["instances"][-1] == "md0"
+            await lab.check_released()
+
+    run(test())

@@ -146,7 +146,7 @@ def test_a_prompt_that_no_worker_has_blocks_for_is_refused_by_name(tiny: LoadedM
             error = response.json()["error"]
             assert error["code"] == "out_of_kv_blocks"
             for name in ("p0", "rld0", "md0"):
-                assert f"{name}: 32 KV blocks of 16 tokens needed, 8 of 8 free" in error["message"]
+                assert f"{name}: 32 KV blocks of 16 tokens needed, and there are 8 in all" in error["message"]
             await lab.check_released()
             await lab.complete(prompt_of(50), 8)
 
