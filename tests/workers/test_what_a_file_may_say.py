@@ -8,7 +8,6 @@ import copy
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
@@ -18,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from testbed.lab.environment import host_environment
 from testbed.topology import TopologyErrors, schema, speeds
 from testbed.topology.load import plan_from_text
+from testbed.topology.plan import HostPlan, LabPlan
 from testbed.topology.section import Section
 from workers.environment import Serving, read_environment
 
@@ -61,6 +61,7 @@ SECTIONS: dict[str, tuple[tuple[str | int, ...], type[Section]]] = {
 # Not values: sections of their own, names of other things, what never reaches a worker.
 ELSEWHERE = {"kv_pool", "speculative", "cpu", "forward", "backward", "tcp", "kv_bytes_per_token", "jitter", "queue"}
 ELSEWHERE |= {"between", "role", "command", "address", "publish", "environment", "affinity", "relative_to", "profile"}
+ELSEWHERE |= {"names"}
 
 
 def fields() -> Iterator[tuple[str, str]]:
@@ -103,11 +104,17 @@ def with_variable(name: str, value: str) -> str:
     return FILE.replace("role: prefill,", f"role: prefill, environment: {{{name}: {value!r}}},")
 
 
+def told(plan: LabPlan, host: HostPlan) -> dict[str, str]:
+    """A host's variables but those that name files of a running lab."""
+    variables = host_environment(plan, host, "00" * 32, "/run/pddbed/lab/records")
+    return {name: value for name, value in variables.items() if name not in ("PDDBED_LINKS", "PDDBED_UNWRITTEN")}
+
+
 def check_workers(text: str) -> None:
     """Raises EnvironmentProblem when one would not start, TopologyErrors when the file is refused."""
     plan = plan_from_text(text, "lab.yaml", memory_bytes=1 << 50)
     for host in plan.hosts:
-        read_environment(host_environment(plan, host, "00" * 32, "/run/pddbed/lab/records"))
+        read_environment(told(plan, host))
 
 
 @pytest.mark.parametrize(("section", "name"), [pytest.param(*field, id=".".join(field)) for field in fields()])
@@ -122,10 +129,9 @@ def test_workers_take_every_value_of_a_field_that_the_file_may_have(section: str
     assert taken, "no text that was tried is a value of this field; add one to TEXTS"
 
 
-def test_what_a_file_leaves_out_is_what_a_worker_takes_by_itself(tmp_path: Path) -> None:
+def test_what_a_file_leaves_out_is_what_a_worker_takes_by_itself() -> None:
     plan = plan_from_text(FILE, "lab.yaml", memory_bytes=1 << 50)
-    told = read_environment(host_environment(plan, plan.hosts[0], "00" * 32, str(tmp_path))).serving
-    assert asdict(told) == asdict(Serving())
+    assert asdict(read_environment(told(plan, plan.hosts[0])).serving) == asdict(Serving())
 
 
 @pytest.mark.parametrize("value", ["", "x", "-1", "0", "1.5", "1e9", "512MiB", "٣", "9" * 30])
