@@ -113,9 +113,10 @@ def test_the_first_token_is_the_first_chunk_that_has_one(sign: str) -> None:
     outcome = ask(CHUNKED, signs, signs, WAIT_S, chunk("a"), chunk("b"), WAIT_S, chunk("c", "length"), usage)
     row = outcome.row(outcome.start_ns)
     assert outcome.success, outcome.message
-    assert WAIT_S <= row["ttft"] < 2 * WAIT_S, "not when the server showed that it lives"
+    assert row["ttft"] >= WAIT_S, "not when the server showed that it lives"
     assert len(row["itl"]) == 2
-    assert row["tpot"] == pytest.approx(WAIT_S / 2, rel=0.25)
+    assert row["tpot"] == pytest.approx(sum(row["itl"]) / 2)
+    assert row["e2el"] == pytest.approx(row["ttft"] + sum(row["itl"]))
     assert row["output_len"] == 3
 
 
@@ -143,16 +144,15 @@ def test_signs_of_life_between_tokens_are_no_tokens_where_the_server_counts_fewe
 def test_an_end_token_without_text_takes_its_time() -> None:
     usage = chunk(None, usage={"prompt_tokens": 5, "completion_tokens": 2})
     outcome = ask(CHUNKED, chunk("a"), WAIT_S, chunk("", "stop"), usage)
-    assert outcome.row(0)["tpot"] == pytest.approx(WAIT_S, rel=0.25), (
-        "e2el without ttft, over the tokens after the first"
-    )
+    (gap,) = outcome.row(0)["itl"]
+    assert outcome.row(0)["tpot"] == pytest.approx(gap), "e2el without ttft, over the tokens after the first"
 
 
 def test_chunks_of_several_tokens_share_their_time_by_the_servers_count() -> None:
     usage = chunk(None, usage={"prompt_tokens": 5, "completion_tokens": 9})
     outcome = ask(CHUNKED, chunk("abc"), WAIT_S, chunk("def"), WAIT_S, chunk("ghi", "length"), usage)
     row = outcome.row(0)
-    assert row["tpot"] == pytest.approx(2 * WAIT_S / 8, rel=0.25)
+    assert row["tpot"] == pytest.approx(sum(row["itl"]) / 8)
     assert len(row["itl"]) == 2, "a gap lies between chunks, as vllm bench serve has it"
 
 
