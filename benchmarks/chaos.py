@@ -82,6 +82,8 @@ class Load:
                 ask = self._stream if self._chance.random() < 0.6 else self._whole
                 one["id"], ids = await ask(http, asked, prompt)
                 one["equal"] = ids == expected
+                if not one["equal"]:
+                    one["got"], one["expected"], one["prompt"] = ids, expected, len(prompt)
             except (httpx.HTTPError, Wrong) as error:
                 one["error"] = f"{type(error).__name__}: {error}"
             self.seen.append({**one, "took_s": time.monotonic() - started})
@@ -222,11 +224,11 @@ def over_a_cluster(requests: int, faults: int, clients: int, seed: int, mode: st
         after = held(pid)
         same = rig.cluster.pids["gw0"] == pid and Path(f"/proc/{pid}").exists()
         rig.check_books()
-        written = Counter(
-            json.loads(line)["request_id"] for line in (rig.cluster.records / "requests.jsonl").read_text().splitlines()
-        )
+        lines = [json.loads(line) for line in (rig.cluster.records / "requests.jsonl").read_text().splitlines()]
+    written = Counter(line["request_id"] for line in lines)
     ids = [one["id"] for one in load.seen if one["id"]]
     return {
+        "different": _different(load, lines),
         "over": "cluster",
         "mode": mode,
         "seed": seed,
@@ -236,6 +238,26 @@ def over_a_cluster(requests: int, faults: int, clients: int, seed: int, mode: st
         "same_gateway": same,
         "gateway": {"before": before, "after": after},
     }
+
+
+def _different(load: Load, lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Answers that are not the control's: where they leave it, and what their records say of their way."""
+    records = {line["request_id"]: line for line in lines}
+    found = []
+    for one in load.seen:
+        if "got" in one:
+            pairs = zip(one["got"], one["expected"], strict=False)
+            at = next((index for index, (left, right) in enumerate(pairs) if left != right), len(one["got"]))
+            record = records.get(one["id"], {})
+            way = {
+                name: record.get(name)
+                for name in ("pdd_handoff_mode", "pdd_rld_tokens", "pdd_md_tokens", "pdd_replays")
+            }
+            found.append(
+                {"id": one["id"], "prompt": one["prompt"], "of": len(one["expected"]), "from": at, **way,
+                 "recovery": record.get("pdd_recovery"), "got": len(one["got"])}
+            )  # fmt: skip
+    return found
 
 
 def verdict(row: dict[str, Any]) -> list[str]:
