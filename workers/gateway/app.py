@@ -31,7 +31,16 @@ def build_app(dispatcher: Dispatcher, admission: Admission, limits: ApiLimits) -
     generation = Generation(dispatcher, admission, model_id, limits)
     metrics_of = Metrics(dispatcher, admission)
     bodies = Bodies(limits)
-    started = int(time.time())
+    card = {
+        "id": model_id,
+        "object": "model",
+        "created": int(time.time()),
+        "owned_by": "pddbed",
+        "max_model_len": loaded.config.context_length,
+        "default_sampling_params": loaded.defaults.given,
+    }
+    if loaded.defaults.told:
+        log.info("generation_config.json of %s: %s", model_id, loaded.defaults.told)
 
     app.add_middleware(Origins, names=limits.names)
 
@@ -45,20 +54,13 @@ def build_app(dispatcher: Dispatcher, admission: Admission, limits: ApiLimits) -
 
     @app.get("/v1/models")
     async def models() -> Response:
-        model = {
-            "id": model_id,
-            "object": "model",
-            "created": started,
-            "owned_by": "pddbed",
-            "max_model_len": loaded.config.context_length,
-        }
-        return json_response(200, {"object": "list", "data": [model]})
+        return json_response(200, {"object": "list", "data": [card]})
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> Response:
         if name != model_id:
             raise ApiError(404, f"the model {name[:200]!r} does not exist here", param="model", code="model_not_found")
-        return json_response(200, {"id": model_id, "object": "model", "created": started, "owned_by": "pddbed"})
+        return json_response(200, card)
 
     @app.get("/health")
     async def health() -> Response:

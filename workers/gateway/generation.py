@@ -143,7 +143,8 @@ class Generation:
         ]
 
     def _sampling(self, asked: GenerationRequest, prompt: list[int], max_tokens: int) -> SamplingSpec:
-        temperature = 1.0 if asked.temperature is None else asked.temperature
+        model = self._loaded.defaults
+        temperature: float = _first_given(asked.temperature, model.temperature, 1.0)
         seed = secrets.randbits(63) if asked.seed is None else asked.seed % (1 << 63)
         at_least, stop_ids = asked.min_tokens or 0, asked.stop_ids
         if at_least > max_tokens:
@@ -153,9 +154,9 @@ class Generation:
         return SamplingSpec(
             max_tokens=max_tokens,
             temperature=temperature,
-            top_p=1.0 if asked.top_p is None else asked.top_p,
-            top_k=max(0, asked.top_k or 0),
-            min_p=asked.min_p or 0.0,
+            top_p=_first_given(asked.top_p, model.top_p, 1.0),
+            top_k=max(0, _first_given(asked.top_k, model.top_k, 0)),
+            min_p=_first_given(asked.min_p, model.min_p, 0.0),
             seed=seed if temperature > 0 else None,
             ignore_eos=bool(asked.ignore_eos),
             stop_token_ids=stop_ids,
@@ -200,6 +201,11 @@ class Generation:
             raise
         body = answer().whole(gathered, counts_now())
         return Response(msgspec.json.encode(body), media_type="application/json")
+
+
+def _first_given(*values: Any) -> Any:
+    """Of what the request says, what the model brings and what the API has, the first that there is."""
+    return next(value for value in values if value is not None)
 
 
 def _of_choice(sampling: SamplingSpec, number: int) -> SamplingSpec:

@@ -19,6 +19,7 @@ class Prompts:
     def __init__(self, loaded: LoadedModel, model_id: str) -> None:
         self._tokenizer = loaded.tokenizer
         self._config = loaded.config
+        self._most = loaded.defaults.max_tokens
         self._model_id = model_id
 
     async def of_text(self, text: str) -> list[int]:
@@ -62,9 +63,9 @@ class Prompts:
             raise self._too_long(f"{count + 1} tokens ({count} in the prompt, 1 in the completion)", param)
 
     def answer_tokens(self, prompt: list[int], max_tokens: int | None) -> int:
-        """How many tokens may be generated: as asked for, or all that the context leaves."""
+        """How many tokens may be generated: as asked for, or the model's default within what the context leaves."""
         room = self._config.context_length - len(prompt)
-        wanted = room if max_tokens is None else max_tokens
+        wanted = min(room, self._most or room) if max_tokens is None else max_tokens
         if wanted > room:
             raise self._too_long(
                 f"{len(prompt) + wanted} tokens ({len(prompt)} in the prompt, {wanted} in the completion)", "max_tokens"

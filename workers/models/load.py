@@ -15,6 +15,7 @@ from workers.models.decoder import Decoder
 from workers.models.fetch import verified_path
 from workers.models.from_gguf import load_gguf
 from workers.models.from_hf import load_hf
+from workers.models.hf_defaults import NO_DEFAULTS, RequestDefaults, request_defaults
 from workers.models.tiny import TINY, TINY_MLA, tiny_weights
 from workers.models.tokenizer import ByteTokenizer, Tokenizer
 from workers.models.weights import DTYPES, Weights, check_shapes, fingerprint
@@ -32,6 +33,7 @@ class LoadedModel:
     config: ModelConfig
     tokenizer: Tokenizer
     fingerprint: str
+    defaults: RequestDefaults = NO_DEFAULTS
 
     def on(self, device: str) -> LoadedModel:
         """The same model on `device`, its weights moved there. Raises ModelError when this machine has none such."""
@@ -57,18 +59,19 @@ def load_model(spec: ModelSpec) -> LoadedModel:
     """
     if spec.dtype not in DTYPES:
         raise ModelError(f'model "{spec.name}": unknown dtype "{spec.dtype}"; use one of {", ".join(DTYPES)}')
-    config, weights, tokenizer = _load(spec)
+    config, weights, tokenizer, defaults = _load(spec)
     model = Decoder(config, weights, spec.dtype)
     host = replace(spec, device="cpu")
-    return LoadedModel(host, model, config, tokenizer, fingerprint(config, weights, spec.dtype)).on(spec.device)
+    identity = fingerprint(config, weights, spec.dtype)
+    return LoadedModel(host, model, config, tokenizer, identity, defaults).on(spec.device)
 
 
-def _load(spec: ModelSpec) -> tuple[ModelConfig, Weights, Tokenizer]:
+def _load(spec: ModelSpec) -> tuple[ModelConfig, Weights, Tokenizer, RequestDefaults]:
     if spec.name in BUILT_IN:
         config = _BUILT_IN[spec.name]
-        return config, tiny_weights(config, spec.seed), ByteTokenizer()
-    config, weights, tokenizer = _read(_locate(spec.name))
-    return (replace(config, name=spec.name) if spec.name in FETCHABLE else config), weights, tokenizer
+        return config, tiny_weights(config, spec.seed), ByteTokenizer(), NO_DEFAULTS
+    config, weights, tokenizer, defaults = _read(_locate(spec.name))
+    return (replace(config, name=spec.name) if spec.name in FETCHABLE else config), weights, tokenizer, defaults
 
 
 def _locate(name: str) -> Path:
@@ -90,8 +93,9 @@ def _locate(name: str) -> Path:
     )
 
 
-def _read(path: Path) -> tuple[ModelConfig, Weights, Tokenizer]:
+def _read(path: Path) -> tuple[ModelConfig, Weights, Tokenizer, RequestDefaults]:
     try:
+        defaults = request_defaults(path) if path.is_dir() else NO_DEFAULTS
         config, weights, tokenizer = load_hf(path) if path.is_dir() else load_gguf(path)
     except (
         ArithmeticError,
@@ -106,4 +110,4 @@ def _read(path: Path) -> tuple[ModelConfig, Weights, Tokenizer]:
         # A checkpoint is foreign data: sizes that contradict each other surface wherever they are first used.
         raise ModelError(f"{path}: the checkpoint contradicts itself ({error}); fetch it again") from error
     check_shapes(config, weights)
-    return config, weights, tokenizer
+    return config, weights, tokenizer, defaults

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.models import from_gguf, gguf_tokenizer, hf_config, hf_rope
+from workers.models import from_gguf, gguf_tokenizer, hf_config, hf_defaults, hf_rope
 from workers.models.config import ModelError
 
 DOCS = Path(__file__).parents[3] / "docs/engine.md"
@@ -32,6 +32,9 @@ def test_the_tables_are_what_the_code_has() -> None:
     assert table["honoured for deepseek_v3"] == [set(hf_config.HONOURED_BY["deepseek_v3"]) - deepseek]
     assert table["one value only"] == [set(hf_config.ONLY), set(from_gguf.ONLY)]
     assert table["neutral, as patterns"] == [set(hf_config.NEUTRAL)]
+    assert table["default of requests"] == [set(hf_defaults.TAKEN)]
+    assert table["1 only"] == [set(hf_defaults.ONLY)]
+    assert table["no matter, as patterns"] == [set(hf_defaults.NEUTRAL)]
     for kind, keys in hf_rope.ROPE_KEYS.items():
         assert table[f"`{kind}`"] == [set(keys)]
     assert table["honoured, of the architecture"] == [set(from_gguf.HONOURED)]
