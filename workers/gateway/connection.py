@@ -265,7 +265,7 @@ class Connection(asyncio.Protocol):
         now = time.monotonic()
         if state == TCP_CLOSE_WAIT and now >= self._probe_at:
             # Has it closed both directions, or only its own? An interim answer, which every client skips (RFC 9110,
-            # 15.2), is met by a reset in the first case. A stream is written to anyway.
+            # 15.2), or a comment in a stream, is met by a reset in the first case.
             self.exchange.probe()
             self._probe_at = now + 2 * PROBE_S
         self._watch = self._loop.call_later(LOOK_S / 4 if now + PROBE_S > self._probe_at else LOOK_S, self._look)
@@ -299,6 +299,7 @@ class Exchange:
         self._head: bytes | None = None  # until there is a body to send it with
         self._gone = False
         self.more_body = True
+        self._streams_events = False
         self.started = False
         self.complete = False
 
@@ -318,8 +319,17 @@ class Exchange:
         self._news.set()
 
     def probe(self) -> None:
-        """Send something that changes nothing, so that a client that has gone shows itself."""
-        if not self.started and self._version != "1.0" and self._connection.writable.is_set():
+        """Send something that changes nothing, so that a client that has gone shows itself.
+
+        Before the answer that is an interim answer; within a stream of events a comment, which its readers skip (HTML,
+        9.2.6). Of other answers that have begun the rest follows at once.
+        """
+        if not self._connection.writable.is_set() or self.complete:
+            return
+        if self._streams_events and self._head is None:
+            comment = self._connection.parser.send_with_data_passthrough(h11.Data(data=b":\n\n"))
+            self._write(b"".join(comment or ()))
+        elif not self.started and self._version != "1.0":
             interim = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
             self._write(self._connection.parser.send(interim))
 
@@ -361,6 +371,7 @@ class Exchange:
             response = h11.Response(status_code=status, headers=headers, reason=REASONS.get(status, "").encode())
             self._head = connection.parser.send(response)
             self.started = True
+            self._streams_events = any(value.startswith(b"text/event-stream") for _, value in headers)
             return
         body = b"" if self._method == "HEAD" else message.get("body", b"")
         pieces = [self._head] if self._head else []
