@@ -13,7 +13,7 @@ import yaml
 from testbed.topology.problems import Path
 from testbed.units import quote
 
-MAX_VALUES = 50_000  # also after aliases are unfolded; a lab of 1,000 hosts has about 10,000
+MAX_VALUES = 25_000  # also after aliases are unfolded; a lab of 1,000 hosts has about 10,000
 MAX_DEPTH = 24
 MOST_DUPLICATES = 100
 

@@ -103,7 +103,7 @@ def test_long_chains_of_aliases_end_neither_in_a_crash_nor_in_a_long_wait(levels
     if levels == 20:
         assert len(parse_yaml(text, "f").data["a19"]) == 20
     else:
-        with pytest.raises(TopologyErrors, match="more than 50,000"):
+        with pytest.raises(TopologyErrors, match="more than 25,000"):
             parse_yaml(text, "f")
 
 

@@ -7,11 +7,13 @@ status other than 0. Targets: `dissect`, `messages`, `transfers`, `tails`, `cont
 
 import logging
 import sys
-import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import atheris
+
+from tests.workers.fuzz.guide import guide
 
 with atheris.instrument_imports(include=["workers.wire"]):
     from tests.workers.fuzz import targets
@@ -43,11 +45,7 @@ def write_seeds(name: str, directory: Path) -> None:
 def main() -> None:
     name, *flags = sys.argv[1:]
     logging.disable(logging.CRITICAL)
-    with tempfile.TemporaryDirectory(prefix="pddbed-fuzz-") as corpus:
-        write_seeds(name, Path(corpus))
-        target = target_named(name)
-        atheris.Setup([sys.argv[0], *LIMITS, *flags, corpus], target)
-        atheris.Fuzz()  # ends the process
+    guide(partial(write_seeds, name), target_named(name), *LIMITS, *flags)
 
 
 if __name__ == "__main__":

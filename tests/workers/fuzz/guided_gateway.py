@@ -5,10 +5,11 @@ anything but an ApiError, takes longer than 5 s or more than 1 GB of memory ends
 """
 
 import sys
-import tempfile
 from pathlib import Path
 
 import atheris
+
+from tests.workers.fuzz.guide import guide
 
 with atheris.instrument_imports(include=["workers.gateway"]):
     from tests.workers.fuzz import gateway_targets
@@ -16,12 +17,13 @@ with atheris.instrument_imports(include=["workers.gateway"]):
 LIMITS = ("-timeout=5", "-rss_limit_mb=1024", "-max_len=4096")
 
 
+def write_seeds(corpus: Path) -> None:
+    for number, seed in enumerate(gateway_targets.SEEDS):
+        (corpus / str(number)).write_bytes(seed)
+
+
 def main() -> None:
-    with tempfile.TemporaryDirectory(prefix="pddbed-fuzz-") as corpus:
-        for number, seed in enumerate(gateway_targets.SEEDS):
-            (Path(corpus) / str(number)).write_bytes(seed)
-        atheris.Setup([sys.argv[0], *LIMITS, *sys.argv[1:], corpus], gateway_targets.bodies)
-        atheris.Fuzz()  # ends the process
+    guide(write_seeds, gateway_targets.bodies, *LIMITS, *sys.argv[1:])
 
 
 if __name__ == "__main__":
