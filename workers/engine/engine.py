@@ -13,7 +13,8 @@ import torch
 
 from workers.engine.blocks import BlockPool
 from workers.engine.paged import PagedAttention, Segment
-from workers.engine.sampling import Sampled, Sampling, choose
+from workers.engine.penalties import TokenCounts
+from workers.engine.sampling import Row, Sampled, choose
 from workers.engine.sequence import Generated, Sequence
 from workers.models import LoadedModel
 
@@ -39,7 +40,7 @@ class Part:
     chunk: Chunk
     ids: list[int]
     segment: Segment
-    requests: list[tuple[Sampling, int]]
+    requests: list[Row]
     """After each of the last `ids`, as many as these, a token is chosen: how, and for which position."""
 
 
@@ -50,7 +51,7 @@ class Batch:
     parts: List[Part]
 
     @property
-    def requests(self) -> list[tuple[Sampling, int]]:
+    def requests(self) -> list[Row]:
         """Of all parts, in their order."""
         return [request for part in self.parts for request in part.requests]
 
@@ -117,8 +118,20 @@ class Engine:
         assert 0 < chunk.count <= sequence.pending, f"chunk of {chunk.count}, {sequence.pending} pending"
         ids = [*sequence.tokens[start:end], *chunk.draft]
         segment = Segment(start, start + chunk.tokens, tuple(sequence.blocks))
-        choices = len(chunk.draft) + 1 if sampled else 0
-        return Part(chunk, ids, segment, [(sequence.sampling, end + ahead) for ahead in range(choices)])
+        rows: list[Row] = []
+        if sampled:
+            counts = self._counted(sequence) if sequence.sampling.penalises else None
+            draft = range(len(chunk.draft) + 1)
+            rows = [Row(sequence.sampling, end + ahead, counts, chunk.draft[:ahead]) for ahead in draft]
+        return Part(chunk, ids, segment, rows)
+
+    def _counted(self, sequence: Sequence) -> TokenCounts:
+        """All of a sequence's tokens. A step that is computed again finds them as they are: nothing else counts."""
+        counts = sequence.counts = sequence.counts or TokenCounts(self.loaded.config.vocab, self._device)
+        if counts.length < len(sequence.tokens):
+            begins = sequence.sampling.answer_from
+            counts.extend(sequence.tokens[counts.length :], sequence.prompt_len if begins is None else begins)
+        return counts
 
     @torch.inference_mode()
     def compute(self, batch: Batch) -> list[Sampled]:

@@ -1,4 +1,4 @@
-"""From logits to a token. Pure: a choice depends on seed, position and logits, and on nothing else.
+"""From logits to a token. Pure: a choice depends on seed, position, logits and, with penalties, the tokens before.
 
 So a request that moves to another instance in mid-answer goes on as it would have gone on where it was.
 """
@@ -13,6 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from workers.engine.penalties import TokenCounts, penalise
+
 _MASK = (1 << 64) - 1
 MAX_LOGPROBS = 64
 
@@ -24,7 +26,8 @@ class Sampling:
 
     Temperature 0 is greedy. `seed` None counts as 0: whoever wants different answers gives different seeds.
     `logprobs` asks for that many of the likeliest tokens beside each chosen one; None asks for none. `top_k` 0 is all.
-    `barred` ids are not chosen at positions before `barred_until`.
+    `barred` ids are not chosen at positions before `barred_until`. Penalties and `logit_bias` (id, what is added) are
+    vLLM's; `answer_from`: the position where the answer begins that they count (None: behind the prompt).
     """
 
     max_tokens: int = 16
@@ -38,6 +41,11 @@ class Sampling:
     barred: tuple[int, ...] = ()
     barred_until: int = 0
     logprobs: int | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    answer_from: int | None = None
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
@@ -50,6 +58,25 @@ class Sampling:
             raise ValueError(f"top_k is {self.top_k} and min_p {self.min_p}; they must be 0 or more, and from 0 to 1")
         if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
             raise ValueError(f"logprobs is {self.logprobs}; it must be from 0 to {MAX_LOGPROBS}")
+        if not 0 < self.repetition_penalty < math.inf:
+            raise ValueError(f"repetition_penalty is {self.repetition_penalty}; it must be above 0")
+
+    @property
+    def penalises(self) -> bool:
+        """Whether a choice depends on which tokens there are already."""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+
+class Row(NamedTuple):
+    """How a token is chosen, and which position it will have in its sequence.
+
+    With penalties `counts` has the sequence's tokens, behind which those of `draft` are guessed.
+    """
+
+    sampling: Sampling
+    position: int
+    counts: TokenCounts | None = None
+    draft: tuple[int, ...] = ()
 
 
 class Choice(NamedTuple):
@@ -71,32 +98,51 @@ Sampled = Choice | Exception
 """What became of a row: a choice, or why there is none."""
 
 
-def choose(logits: Tensor, requests: List[tuple[Sampling, int]]) -> list[Sampled]:
-    """A choice for each row of `logits [rows, vocab]`, or why this row has none: no row touches another.
-
-    `requests` holds for each row the sampling and the position that the new token will have in its sequence.
-    """
+def choose(logits: Tensor, requests: List[Row]) -> list[Sampled]:
+    """A choice for each row of `logits [rows, vocab]`, or why this row has none: no row touches another."""
     logits = logits.float()
     normalisers = torch.logsumexp(logits, dim=-1).tolist()
-    permitted = _permitted(logits, requests)
+    permitted = _adjusted(logits, requests)
     tokens = permitted.argmax(dim=-1).tolist()
     chosen: list[Sampled] = []
-    for row, (sampling, position) in enumerate(requests):
+    for row, asked in enumerate(requests):
         try:
-            chosen.append(_choice(logits[row], permitted[row], sampling, position, tokens[row], normalisers[row]))
+            chosen.append(
+                _choice(logits[row], permitted[row], asked.sampling, asked.position, tokens[row], normalisers[row])
+            )
         except Exception as error:
             chosen.append(error)
     return chosen
 
 
-def _permitted(logits: Tensor, requests: List[tuple[Sampling, int]]) -> Tensor:
-    """The logits without those of barred tokens; the very same where none is barred."""
-    barred = [row for row, (sampling, position) in enumerate(requests) if position < sampling.barred_until]
-    if barred:
+def _adjusted(logits: Tensor, requests: List[Row]) -> Tensor:
+    """The logits with biases, penalties and without barred tokens, in vLLM's order; the very same where nothing of
+    this is asked for.
+    """
+    rows = [row for row, asked in enumerate(requests) if _adjusts(asked)]
+    if rows:
         logits = logits.clone()
-        for row in barred:
-            logits[row, [token for token in requests[row][0].barred if token < logits.shape[-1]]] = -torch.inf
+        for row in rows:
+            _adjust(logits[row], requests[row])
     return logits
+
+
+def _adjusts(asked: Row) -> bool:
+    return asked.counts is not None or bool(asked.sampling.logit_bias) or asked.position < asked.sampling.barred_until
+
+
+def _adjust(logits: Tensor, asked: Row) -> None:
+    """One row, in place. Barred tokens come last: they are out whatever the others make of them."""
+    sampling = asked.sampling
+    biases = [(token, bias) for token, bias in sampling.logit_bias if token < len(logits)]
+    if biases:
+        tokens, values = zip(*biases, strict=True)
+        logits[list(tokens)] += logits.new_tensor(values)
+    if asked.counts is not None:
+        counts = asked.counts.followed_by(asked.draft)
+        penalise(logits, counts, sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty)
+    if asked.position < sampling.barred_until:
+        logits[[token for token in sampling.barred if token < len(logits)]] = -torch.inf
 
 
 def _choice(

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
+from workers.engine.penalties import TokenCounts
 from workers.engine.sampling import Sampling
 
 FinishReason = Literal["stop", "length"]
@@ -48,6 +49,8 @@ class Sequence:
 
     preempted: int = 0
     """How often its blocks were taken away while it decoded."""
+    counts: TokenCounts | None = None
+    """Of the tokens so far, for penalties."""
     spoilt: bool = False
     """Computing it has failed: nobody may use its KV."""
 
@@ -66,6 +69,7 @@ class Sequence:
         del self.tokens[length:]
         self.computed = min(self.computed, length)
         self.finish_reason = None
+        self.counts = None
 
     def note_finish(self, eos_ids: Collection[int], context_length: int) -> None:
         """Sets `finish_reason` when the last token, if it belongs to the answer, ends it."""

@@ -151,6 +151,10 @@ class Generation:
             raise ApiError(
                 400, f"min_tokens is {at_least}, more than the {max_tokens} of max_tokens", param="min_tokens"
             )
+        biases, vocab = asked.biases, self._loaded.config.vocab
+        if (unknown := max(biases, default=0)) >= vocab:
+            told = f"logit_bias has token {unknown}, outside the model's vocabulary ({vocab})"
+            raise ApiError(400, told, param="logit_bias")
         return SamplingSpec(
             max_tokens=max_tokens,
             temperature=temperature,
@@ -163,6 +167,11 @@ class Generation:
             barred=sorted({*self._loaded.tokenizer.eos_ids, *stop_ids}) if at_least else [],
             barred_until=len(prompt) + at_least if at_least else 0,
             logprobs=asked.top_logprobs_wanted,
+            repetition_penalty=_first_given(asked.repetition_penalty, model.repetition_penalty, 1.0),
+            presence_penalty=asked.presence_penalty or 0.0,
+            frequency_penalty=asked.frequency_penalty or 0.0,
+            logit_bias=biases,
+            answer_from=len(prompt),
         )
 
     # -- the answer --------------------------------------------------------------------------------------------

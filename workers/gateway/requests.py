@@ -17,6 +17,7 @@ MAX_LOGPROBS = 20  # OpenAI's limit for top_logprobs
 MAX_MESSAGES = 10_000
 MAX_PROMPT_IDS = 1 << 20  # of which the last ones are taken
 MAX_STOPS, MAX_STOP_CHARACTERS, MAX_STOP_TOKENS = 16, 1000, 64
+MAX_BIASES = 1024
 
 TokenCount = Annotated[int, Meta(ge=1, le=1 << 31)]
 
@@ -40,6 +41,10 @@ class GenerationRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     top_k: Annotated[int, Meta(ge=-1, le=1 << 31)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     min_tokens: Annotated[int, Meta(ge=0, le=1 << 31)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=1e308)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    logit_bias: Raw = NULL
     seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
     stop: Raw = NULL
     stop_token_ids: Raw = NULL
@@ -59,7 +64,6 @@ class GenerationRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     bad_words: Raw = NULL
     cache_salt: Raw = NULL
     ec_transfer_params: Raw = NULL
-    frequency_penalty: Raw = NULL
     guided_choice: Raw = NULL
     guided_decoding_backend: Raw = NULL
     guided_grammar: Raw = NULL
@@ -68,14 +72,11 @@ class GenerationRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     guided_whitespace_pattern: Raw = NULL
     kv_transfer_params: Raw = NULL
     length_penalty: Raw = NULL
-    logit_bias: Raw = NULL
     logits_processors: Raw = NULL
     logprob_token_ids: Raw = NULL
-    presence_penalty: Raw = NULL
     priority: Raw = NULL
     prompt_logprobs: Raw = NULL
     repetition_detection: Raw = NULL
-    repetition_penalty: Raw = NULL
     response_format: Raw = NULL
     return_token_offsets: Raw = NULL
     routed_experts_prompt_start: Raw = NULL
@@ -124,6 +125,22 @@ class GenerationRequest(Struct, forbid_unknown_fields=True, kw_only=True):
         return given
 
     @property
+    def biases(self) -> dict[int, float]:
+        """What is added to the logits of tokens, whose ids are decimal keys. Raises ApiError."""
+        if size(self.logit_bias) > 64 * MAX_BIASES or bytes(self.logit_bias).count(b",") >= MAX_BIASES:
+            raise ApiError(
+                400, f"logit_bias has more than {MAX_BIASES} tokens, or is too long; give fewer", param="logit_bias"
+            )
+        given: dict[str, Any] = decode(self.logit_bias, dict[str, Any] | None, "logit_bias") or {}
+        for key, bias in given.items():
+            if not (key.isascii() and key.isdecimal() and len(key) <= 10 and int(key) < 1 << 32):
+                raise ApiError(400, f"logit_bias has the key {shown(key)}, which is no token id", param="logit_bias")
+            if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
+                told = f"logit_bias of token {int(key)} must be a number from -100 to 100 (got {shown(bias)})"
+                raise ApiError(400, told, param="logit_bias")
+        return {int(key): float(bias) for key, bias in given.items()}
+
+    @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
@@ -142,7 +159,7 @@ class GenerationRequest(Struct, forbid_unknown_fields=True, kw_only=True):
         """What single fields cannot tell. Raises ApiError."""
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options goes with stream: true only", param="stream_options")
-        _ = self.stops, self.stop_ids
+        _ = self.stops, self.stop_ids, self.biases
 
 
 def _few(raw: Raw, name: str, kind: type[Any], most: int) -> list[Any]:

@@ -26,6 +26,7 @@ class RequestDefaults:
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    repetition_penalty: float | None = None
     max_tokens: int | None = None
     unapplied: tuple[str, ...] = ()
 
@@ -51,11 +52,10 @@ TAKEN: dict[str, tuple[type, Callable[[Any], bool], str]] = {
     "top_p": (float, lambda value: 0 < value <= 1, "above 0 and at most 1"),
     "top_k": (int, lambda value: -1 <= value <= MOST, "-1, 0 (all) or more"),
     "min_p": (float, lambda value: 0 <= value <= 1, "from 0 to 1"),
+    "repetition_penalty": (float, lambda value: 0 < value <= 1e308, "above 0"),
     "max_new_tokens": (int, lambda value: 1 <= value <= MOST, "1 or more"),
 }
 """Keys that are defaults, and what they may be."""
-ONLY = {"repetition_penalty": 1}
-"""What vLLM would apply and we do not: with another value answers would be others."""
 NEUTRAL = (
     *("_.*", ".*_version", "(eos|bos|pad|unk|sep|cls|mask|decoder_start)_token_id", "output_.*", "return_dict.*"),
     *("use_cache", ".*cache_.*", ".*compile.*", ".*assistant.*", "prompt_lookup_num_tokens", "low_memory"),
@@ -72,12 +72,6 @@ def request_defaults(directory: Path) -> RequestDefaults:
     """The defaults that a checkpoint brings. Raises ModelError for what cannot be had."""
     place = directory / "generation_config.json"
     given = {key: value for key, value in read_json(place).items() if value is not None} if place.exists() else {}
-    for key, only in ONLY.items():
-        if isinstance(given.get(key, only), bool) or given.get(key, only) != only:
-            raise ModelError(
-                f"{place}: {key} = {given[key]!r:.60} is not supported, only {only}; take another model, or set it to "
-                f"{only} there for the answers that the model gives without it"
-            )
     taken: dict[str, Any] = {}
     for key, (kind, fits, allowed) in TAKEN.items():
         value = given.get(key)
@@ -86,12 +80,11 @@ def request_defaults(directory: Path) -> RequestDefaults:
         if isinstance(value, bool) or not isinstance(value, int | kind) or not fits(value):
             raise ModelError(f"{place}: {key} = {value!r:.60} is not {allowed}; fetch the checkpoint again")
         taken["max_tokens" if key == "max_new_tokens" else key] = kind(value)
-    known = {*TAKEN, *ONLY}
     unapplied = [
         f"{key if key.isidentifier() else repr(key)} = {value!r:.60}"
         for key, value in given.items()
         if (value != _OFF_AT[key] if key in _OFF_AT else value)
-        and key not in known
+        and key not in TAKEN
         and not any(re.fullmatch(pattern, key) for pattern in NEUTRAL)
     ]
     return RequestDefaults(**taken, unapplied=tuple(unapplied))

@@ -105,6 +105,11 @@ def engine_sampling(spec: SamplingSpec) -> Sampling:
         barred=tuple(spec.barred),
         barred_until=spec.barred_until,
         logprobs=spec.logprobs,
+        repetition_penalty=spec.repetition_penalty,
+        presence_penalty=spec.presence_penalty,
+        frequency_penalty=spec.frequency_penalty,
+        logit_bias=tuple(spec.logit_bias.items()),
+        answer_from=spec.answer_from,
     )
 
 

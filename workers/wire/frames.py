@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 MAGIC = b"PDDB"
-PROTOCOL_VERSION = 2  # 2: padding; KV that leaves while prefill computes
+PROTOCOL_VERSION = 3  # 2: padding; KV that leaves while prefill computes. 3: penalties, which a 2 would not see
 
 # magic, protocol version, kind, message bytes, body bytes, crc32 of the 20 bytes before it and of the message
 HEADER = struct.Struct("!4sHHIQI")

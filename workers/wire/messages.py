@@ -113,7 +113,8 @@ class SamplingSpec(Struct, frozen=True, kw_only=True):
     """How tokens are chosen. A seed is always set when temperature > 0, so that a hand-over changes nothing.
 
     `logprobs`: each token comes with its log probability and so many likelier ones; None: without. `barred` ids are not
-    chosen at positions before `barred_until`.
+    chosen at positions before `barred_until`. `answer_from`: the position where the client's answer begins, which
+    penalties count; a replay's prompt has some of it.
     """
 
     max_tokens: Count
@@ -127,6 +128,11 @@ class SamplingSpec(Struct, frozen=True, kw_only=True):
     barred: list[TokenId] = []
     barred_until: Count = 0
     logprobs: Annotated[int, Meta(ge=0, le=64)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=1e308)] = 1.0
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
+    logit_bias: Annotated[dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1024)] = {}
+    answer_from: Count | None = None
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True):

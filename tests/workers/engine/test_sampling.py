@@ -7,19 +7,19 @@ import torch
 
 from tests.workers.engine.drive import Stand, prompt
 from workers.engine import Chunk, Sampling, generate
-from workers.engine.sampling import _mix, choose, uniform
+from workers.engine.sampling import Row, _mix, choose, uniform
 from workers.models import LoadedModel
 
 
 def draw(logits: torch.Tensor, count: int, **options: float) -> list[int]:
     """`count` draws from one row of logits at successive positions."""
-    requests = [(Sampling(seed=7, **options), position) for position in range(count)]  # type: ignore[arg-type]
+    requests = [Row(Sampling(seed=7, **options), position) for position in range(count)]  # type: ignore[arg-type]
     return [choice.token for choice in choose(logits.expand(count, -1), requests)]
 
 
 def test_temperature_zero_takes_the_likeliest_and_reports_its_log_probability() -> None:
     logits = torch.tensor([[0.0, 2.0, 1.0]])
-    (choice,) = choose(logits, [(Sampling(), 0)])
+    (choice,) = choose(logits, [Row(Sampling(), 0)])
     assert choice.token == 1
     assert choice.top is None
     assert choice.logprob == pytest.approx(math.log(math.exp(2) / (1 + math.exp(2) + math.exp(1))), abs=1e-6)
@@ -33,7 +33,7 @@ def test_the_likeliest_tokens_come_with_the_log_probabilities_of_log_softmax() -
         Sampling(logprobs=5),
         Sampling(logprobs=60, temperature=1.5, top_p=0.5, seed=3),  # more than the vocabulary has
     ]
-    for row, choice in enumerate(choose(logits, [(sampling, 9) for sampling in samplings])):
+    for row, choice in enumerate(choose(logits, [Row(sampling, 9) for sampling in samplings])):
         assert choice.logprob == pytest.approx(float(expected[row, choice.token]), abs=1e-5)
         assert choice.top is not None
         assert len(choice.top) == min(samplings[row].logprobs or 0, 50)

@@ -15,6 +15,9 @@ from workers.models import LoadedModel
 
 GREEDY = Sampling(max_tokens=120, ignore_eos=True)
 SEEDED = Sampling(max_tokens=120, ignore_eos=True, temperature=0.3, top_p=0.9, seed=11)
+PENALISED = Sampling(
+    *(120, 0.3), seed=11, ignore_eos=True, repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.3
+)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +68,7 @@ def test_a_drafter_that_grows_with_its_sequence_guesses_as_a_fresh_one(
 # -- verified by the model -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("sampling", [GREEDY, SEEDED, PENALISED], ids=["greedy", "seeded", "penalised"])
 @pytest.mark.parametrize("right", [0, 1, 3, 5])
 def test_of_a_guess_counts_what_the_model_would_have_chosen(tiny: LoadedModel, sampling: Sampling, right: int) -> None:
     """Guesses of five of which `right` are the answer's own; KV and answer are those without guesses."""

@@ -31,8 +31,16 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
         running.check_books()
 
 
-def test_another_main_decode_replays(tiny: LoadedModel, rig: Rig) -> None:
-    answer, record = _answer(tiny, rig, 1, lambda answer: answer.from_("md0") > 3, "md0")
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pytest.param({}, id="plain"),
+        pytest.param({"repetition_penalty": 1.3, "presence_penalty": 0.7, "frequency_penalty": 0.4}, id="penalties"),
+    ],
+)
+def test_another_main_decode_replays(tiny: LoadedModel, rig: Rig, fields: dict[str, float]) -> None:
+    """With penalties, for which what is answered already is of the answer, though of the new attempt's prompt."""
+    answer, record = _answer(tiny, rig, 1, lambda answer: answer.from_("md0") > 3, "md0", **fields)
     assert answer.instances[-1] == "md1"
     (loss,) = record["pdd_recovery"]
     assert (loss["lost"], loss["how"]) == ("md0", "replay")
@@ -91,14 +99,14 @@ def test_requests_go_around_a_worker_that_is_away(tiny: LoadedModel, rig: Rig) -
     rig.run(test())
 
 
-def _answer(tiny: LoadedModel, rig: Rig, seed: int, reached, victim: str):  # type: ignore[no-untyped-def]
+def _answer(tiny: LoadedModel, rig: Rig, seed: int, reached, victim: str, **fields: float):  # type: ignore[no-untyped-def]
     prompt = prompt_of(150, seed=seed)
-    expected = generate(tiny, prompt, Sampling(max_tokens=TOKENS, ignore_eos=True))
+    expected = generate(tiny, prompt, Sampling(max_tokens=TOKENS, ignore_eos=True, **fields))  # type: ignore[arg-type]
     answer = Answer()
 
     async def test() -> None:
         try:
-            asking = asyncio.create_task(rig.stream(answer, prompt, TOKENS))
+            asking = asyncio.create_task(rig.stream(answer, prompt, TOKENS, **fields))
             await rig.until(lambda: reached(answer), "the stage is reached")
             await rig.fault("kill", victim)
             for proxy in rig.ways.values():

@@ -184,8 +184,37 @@ BAD = [
     ("deep-value", b'{"prompt": "x", "logit_bias": ' + b'{"a":' * 900 + b"1" + b"}" * 901, 400, "logit_bias"),
     ("model-number", b'{"prompt": "x", "model": 5}', 400, "model"),
     ("model-null-byte", b'{"prompt": "x", "model": "ti\\u0000ny"}', 404, "model"),
-    ("penalty", b'{"prompt": "x", "presence_penalty": 0.5}', 400, "presence_penalty"),
-    ("bias", b'{"prompt": "x", "logit_bias": {"5": 100}}', 400, "logit_bias"),
+    *[
+        (f"{field}-{value[:20]}", b'{"prompt": "x", "%s": %s}' % (field.encode(), value.encode()), 400, field)
+        for field, values in {
+            "presence_penalty": ("2.01", "-2.01", "1e999", '"1"', "true"),
+            "frequency_penalty": ("2.01", "-3", "[1]"),
+            "repetition_penalty": ("0", "-1", "1e999", '"1"'),
+            "logit_bias": (
+                *(
+                    '{"5": 101}',
+                    '{"5": -100.5}',
+                    '{"5": null}',
+                    '{"5": true}',
+                    '{"5": "1"}',
+                    "[5]",
+                    "5",
+                ),
+                *(
+                    '{"258": 1}',
+                    '{"4294967296": 1}',
+                    '{"-1": 1}',
+                    '{"x": 1}',
+                    '{"": 1}',
+                    '{"5.0": 1}',
+                    '{"\\u0665": 1}',
+                ),
+                *('{%s"5": 1}' % ('"5": 1,' * 1024), '{"5": %s}' % ("[" * 900 + "]" * 900)),
+            ),
+        }.items()
+        for value in values
+    ],
+    ("bias-1e999", b'{"prompt": "x", "logit_bias": {"5": 1e999}}', 400, "logit_bias[...]"),
     ("top-k", b'{"prompt": "x", "top_k": -2}', 400, "top_k"),
     ("min-p", b'{"prompt": "x", "min_p": 1.5}', 400, "min_p"),
     ("min-tokens", b'{"prompt": "x", "min_tokens": 17}', 400, "min_tokens"),

@@ -21,7 +21,7 @@ def attempt(route: Route = RELAYED) -> Attempt:
         relay=route.relay,
         main=route.main,
         prompt=[1, 2, 3],
-        sampling=SamplingSpec(max_tokens=10, temperature=0.7, seed=5),
+        sampling=SamplingSpec(max_tokens=10, temperature=0.7, seed=5, presence_penalty=1, answer_from=3),
         deadline_s=900,
     )
     return Attempt(spec, route)
@@ -81,7 +81,7 @@ def test_a_replay_goes_on_where_the_answer_is() -> None:
     again = live.replay(Route("p-rld", "p0", "rld0", None, "why"), 60.0)
     assert again.spec.id == "r.1"
     assert again.spec.prompt == [1, 2, 3, 7, 8]
-    assert again.spec.sampling == SamplingSpec(max_tokens=8, temperature=0.7, seed=5)
+    assert again.spec.sampling == SamplingSpec(max_tokens=8, temperature=0.7, seed=5, presence_penalty=1, answer_from=3)
     assert (again.spec.relay, again.spec.main, again.spec.deadline_s) == ("rld0", None, 60.0)
     assert live.attempt is again
     assert live.answered_in(again) == []

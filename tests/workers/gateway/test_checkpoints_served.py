@@ -51,7 +51,7 @@ def test_a_request_that_says_nothing_gets_what_generation_config_json_has(
 ) -> None:
     """As with vLLM's `--generation-config auto`: a field of the request wins, and null is as good as none."""
     path = save(random_model("llama"), tmp_path / "m")
-    given = {"temperature": 1.5, "top_p": 0.9, "top_k": 20, "min_p": 0.05}
+    given = {"temperature": 1.5, "top_p": 0.9, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.2}
     told = {**given, "max_new_tokens": 40, "do_sample": False, "eos_token_id": 255}
     (path / "generation_config.json").write_text(json.dumps(told))
     (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages[0].content }}"}))
@@ -74,7 +74,7 @@ def test_a_request_that_says_nothing_gets_what_generation_config_json_has(
             silent = await answer()
             assert len(silent) == 40
             assert silent == await answer(**dict.fromkeys((*given, "max_tokens"))) == await answer(**given)
-            neutral = {"temperature": 1, "top_p": 1, "top_k": 0, "min_p": 0}
+            neutral = {"temperature": 1, "top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1}
             plain = await answer(**neutral)
             assert plain == await answer(**neutral | {"top_k": -1})
             for field, value in given.items():
@@ -86,6 +86,6 @@ def test_a_request_that_says_nothing_gets_what_generation_config_json_has(
 
     with caplog.at_level("INFO"):
         run(scenario())
-    defaults = "temperature 1.5, top_p 0.9, top_k 20, min_p 0.05, max_tokens 40"
+    defaults = "temperature 1.5, top_p 0.9, top_k 20, min_p 0.05, repetition_penalty 1.2, max_tokens 40"
     line = f"generation_config.json of m: defaults of requests: {defaults}; not applied, as in vLLM: do_sample = False"
     assert line in caplog.text

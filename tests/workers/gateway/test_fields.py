@@ -185,7 +185,7 @@ def test_a_chat_of_calls_reaches_the_template_as_transformers_passes_it() -> Non
 
 
 def test_a_bodys_bytes_are_not_kept_once_it_is_read() -> None:
-    body = json.dumps({"prompt": "x", "metadata": {"a": "b" * 1000}, "logit_bias": {}, "user": "u"}).encode()
+    body = json.dumps({"prompt": "x", "metadata": {"a": "b" * 1000}, "vllm_xargs": {}, "user": "u"}).encode()
     request = parse_body(CompletionRequest, body)
     held = [bytes(value) for name in request.__struct_fields__ if isinstance(value := getattr(request, name), Raw)]
     assert set(held) == {b"null", b'"x"'}

@@ -200,6 +200,37 @@ def test_min_tokens_bars_end_tokens_stop_tokens_and_stop_strings_also_across_the
     assert stopped["usage"]["completion_tokens"] > 30
 
 
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_penalties_and_biases_choose_as_alone_also_across_the_hand_over(
+    tiny: LoadedModel, lab: Served, temperature: int
+) -> None:
+    body = {
+        "prompt": PROMPT,
+        "temperature": temperature,
+        "seed": 3,
+        "max_tokens": 40,
+        "ignore_eos": True,
+        "logprobs": 2,
+    }
+    fields = {"repetition_penalty": 1.3, "presence_penalty": 0.7, "frequency_penalty": 0.4}
+    biases = {PROMPT[0]: -100.0, 65: 1.5}
+    given = []
+    for some in ({}, *({name: fields[name]} for name in fields), fields):
+        whole = lab.post("/v1/completions", {**body, **some, "logit_bias": biases if some == fields else {}}).json()
+        sampling = Sampling(
+            40,
+            temperature,
+            seed=3,
+            ignore_eos=True,
+            logit_bias=tuple(biases.items()) if some == fields else (),
+            **some,  # type: ignore[arg-type]
+        )
+        assert whole["pdd"]["token_ids"] == generate(tiny, PROMPT, sampling)
+        assert set(whole["pdd"]["instances"]) == {"rld0", "md0"}
+        assert whole["pdd"]["token_ids"] not in given
+        given.append(whole["pdd"]["token_ids"])
+
+
 @pytest.mark.parametrize("fields", [{"top_k": 3}, {"min_p": 0.3}, {"top_k": 5, "min_p": 0.05, "top_p": 0.9}], ids=str)
 def test_sampled_tokens_are_among_those_that_top_k_and_min_p_leave(
     tiny: LoadedModel, lab: Served, fields: dict[str, Any]

@@ -33,7 +33,6 @@ def test_the_tables_are_what_the_code_has() -> None:
     assert table["one value only"] == [set(hf_config.ONLY), set(from_gguf.ONLY)]
     assert table["neutral, as patterns"] == [set(hf_config.NEUTRAL)]
     assert table["default of requests"] == [set(hf_defaults.TAKEN)]
-    assert table["1 only"] == [set(hf_defaults.ONLY)]
     assert table["no matter, as patterns"] == [set(hf_defaults.NEUTRAL)]
     for kind, keys in hf_rope.ROPE_KEYS.items():
         assert table[f"`{kind}`"] == [set(keys)]

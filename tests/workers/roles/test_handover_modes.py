@@ -370,9 +370,9 @@ def differs_at(worker: Any, position: int) -> list[int]:
 
     def other(batch: Any) -> Any:
         sampled = compute(batch)
-        for row, (_, at) in enumerate(batch.requests):
-            if at == position and not changed:
-                changed.append(at)
+        for row, asked in enumerate(batch.requests):
+            if asked.position == position and not changed:
+                changed.append(position)
                 sampled[row] = sampled[row]._replace(token=sampled[row].token ^ 1)
         return sampled
 
@@ -482,14 +482,17 @@ def test_auto_holds_an_idle_relay_and_frees_a_crowded_one_and_says_why(tiny: Loa
 # -- together with guessing ahead --------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("fields", [{}, {"repetition_penalty": 1.1, "frequency_penalty": 0.3}], ids=["", "penalised"])
 @pytest.mark.parametrize("mode", ["one-shot", "catch-up", "overlap", "kv"])
-def test_main_decode_that_guesses_ahead_takes_over_in_every_mode(tiny: LoadedModel, tmp_path: Path, mode: str) -> None:
+def test_main_decode_that_guesses_ahead_takes_over_in_every_mode(
+    tiny: LoadedModel, tmp_path: Path, mode: str, fields: dict[str, float]
+) -> None:
     prompt = (PROMPT[:7] * 20)[:100]
-    expected = generate(tiny, prompt, Sampling(max_tokens=90, ignore_eos=True))
+    expected = generate(tiny, prompt, Sampling(max_tokens=90, ignore_eos=True, **fields))  # type: ignore[arg-type]
 
     async def test() -> None:
         async with lab_of(tiny, tmp_path, mode, serving={"speculative": {"ngram": 1, "draft": 4}}) as lab:
-            answer = await lab.complete_after_relay(prompt, 90, relayed=10, ignore_eos=True)
+            answer = await lab.complete_after_relay(prompt, 90, relayed=10, ignore_eos=True, **fields)
             assert answer["pdd"]["token_ids"] == expected
             assert answer["pdd"]["instances"][-1] == "md0"
             await lab.check_released()
