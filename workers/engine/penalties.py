@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as List
+from copy import copy
 
 import torch
 from torch import Tensor
@@ -17,23 +18,26 @@ class TokenCounts:
 
     def __init__(self, vocab: int, device: torch.device) -> None:
         self.length = 0
-        self.seen = torch.zeros(vocab, dtype=torch.bool, device=device)
+        self.tokens = torch.zeros(0, dtype=torch.long, device=device)
+        """Each once."""
         self.answered = torch.zeros(vocab, device=device)
+        self._known: set[int] = set()
 
     def extend(self, tokens: List[int], answer_from: int) -> None:
         """Counts the next tokens; those from position `answer_from` of the sequence on are of the answer."""
-        ids = torch.tensor(tokens, dtype=torch.long, device=self.seen.device)
-        self.seen[ids] = True
-        answer = ids[max(0, answer_from - self.length) :]
-        self.answered.index_add_(0, answer, torch.ones(len(answer), device=ids.device))
+        if fresh := [token for token in dict.fromkeys(tokens) if token not in self._known]:
+            self._known |= set(fresh)
+            self.tokens = torch.cat([self.tokens, self.tokens.new_tensor(fresh)])
+        answer = self.tokens.new_tensor(tokens[max(0, answer_from - self.length) :])
+        self.answered.index_add_(0, answer, self.answered.new_ones(len(answer)))
         self.length += len(tokens)
 
     def followed_by(self, draft: List[int]) -> TokenCounts:
         """As if the answer went on with a guess; itself where there is none."""
         if not draft:
             return self
-        guessed = TokenCounts(0, self.seen.device)
-        guessed.length, guessed.seen, guessed.answered = self.length, self.seen.clone(), self.answered.clone()
+        guessed = copy(self)
+        guessed.answered, guessed._known = self.answered.clone(), set(self._known)
         guessed.extend(draft, self.length)
         return guessed
 
@@ -45,9 +49,8 @@ def penalise(logits: Tensor, counts: TokenCounts, repetition: float, presence: f
     the answer: `frequency` is taken off for each occurrence, `presence` once. What a repetition penalty takes beyond
     float32 ends at its limit, where a choice is possible still.
     """
+    row, answered = logits[counts.tokens], counts.answered[counts.tokens]
     if repetition != 1:
-        factor = logits.new_tensor(repetition).clamp(_LIMITS.tiny, _LIMITS.max)
-        scaled = logits * torch.where(logits > 0, 1 / factor, factor)
-        logits.copy_(torch.where(counts.seen, scaled.clamp(_LIMITS.min, _LIMITS.max), logits))
-    logits -= frequency * counts.answered
-    logits -= presence * (counts.answered > 0)
+        factor = row.new_tensor(repetition).clamp(_LIMITS.tiny, _LIMITS.max)
+        row = (row * torch.where(row > 0, 1 / factor, factor)).clamp(_LIMITS.min, _LIMITS.max)
+    logits[counts.tokens] = row - frequency * answered - presence * (answered > 0)
