@@ -1,6 +1,7 @@
 """Random faults under load: rude clients, and workers that are killed, stopped, cut off or cannot write.
 
-Every right request's answer is compared with the control's, token for token; none may fail, hang or be recorded twice.
+Every right request's answer is compared with the control's, token for token, and asked for only as far as fp32 can
+decide (`benchmarks/load.py`). None may fail, hang or be recorded twice; a record that is missing must be counted.
 The gateway must be the same process at the end, with as much memory and as many descriptors as before, and `/health`
 must answer within 0.5 s all the time.
 
@@ -25,29 +26,27 @@ import httpx
 import torch
 
 from benchmarks import out
+from benchmarks.chaos_judge import books, verdict
 from benchmarks.health_watch import HealthWatch
+from benchmarks.load import Case, clear_case
 from benchmarks.rude_clients import KINDS, WEIGHTS, Wrong
+from testbed.lab.troubles import Troubles
 from tests.workers.failures.rig import Rig
 from tests.workers.serving import TWO_OF_EACH, prompt_of
-from workers.engine import Sampling, generate
 from workers.models import LoadedModel, ModelSpec, load_model
 
 MODES = ("one-shot", "catch-up", "overlap", "kv")
 PATIENCE = 0.3  # deadlines of 15 s become 4.5 s: more than a busy machine keeps a worker waiting
 WORKER_FAULTS = ("kill", "stop", "cut", "half-open", "full disk")
 WORKERS_SHARE = 0.12  # of all faults
-HEALTH_S = 0.5
-GROWTH_KB = 48 << 10
-Case = tuple[list[int], list[int]]
 
 
 def controls(loaded: LoadedModel, count: int, chance: random.Random) -> list[Case]:
-    """Prompts of many lengths, and the answers of one process alone."""
+    """Prompts of many lengths, and the answers of one process alone, as far as there is one right answer."""
     cases = []
     for number in range(count):
         prompt = prompt_of(chance.choice((1, 15, 16, 17, 40, 100, 250)), seed=7000 + number)
-        tokens = chance.randint(5, 60)
-        cases.append((prompt, generate(loaded, prompt, Sampling(max_tokens=tokens, ignore_eos=True))))
+        cases.append(clear_case(loaded, tuple(prompt), chance.randint(5, 60)))
     return cases
 
 
@@ -73,22 +72,22 @@ class Load:
     async def client(self, http: httpx.AsyncClient) -> None:
         """One right request after the other."""
         while not self.enough:
-            prompt, expected = self._chance.choice(self._cases)
+            case = self._chance.choice(self._cases)
             self.begun += 1
             started = time.monotonic()
-            asked = {"prompt": prompt, "max_tokens": len(expected), "temperature": 0, "ignore_eos": True}
-            one: dict[str, Any] = {"error": None, "equal": False, "id": ""}
+            asked = {"prompt": case.prompt, "max_tokens": case.max_tokens, "temperature": 0, "ignore_eos": True}
+            one: dict[str, Any] = {"error": None, "equal": False, "id": "", "case": case}
             try:
                 ask = self._stream if self._chance.random() < 0.6 else self._whole
-                one["id"], ids = await ask(http, asked, prompt)
-                one["equal"] = ids == expected
+                one["id"], ids = await ask(http, asked, len(case.prompt))
+                one["equal"] = tuple(ids) == case.expected
                 if not one["equal"]:
-                    one["got"], one["expected"], one["prompt"] = ids, expected, len(prompt)
+                    one["got"] = ids
             except (httpx.HTTPError, Wrong) as error:
                 one["error"] = f"{type(error).__name__}: {error}"
             self.seen.append({**one, "took_s": time.monotonic() - started})
 
-    async def _stream(self, http: httpx.AsyncClient, asked: dict[str, Any], prompt: list[int]) -> tuple[str, list[int]]:
+    async def _stream(self, http: httpx.AsyncClient, asked: dict[str, Any], prompt: int) -> tuple[str, list[int]]:
         ids, name, done = list[int](), "", False
         async with http.stream("POST", "/v1/completions", json={**asked, "stream": True}) as response:
             if response.status_code != 200:
@@ -102,14 +101,14 @@ class Load:
                     if "error" in chunk:
                         raise Wrong(str(chunk["error"]))
                     name, pdd = chunk["id"], chunk["pdd"]
-                    if pdd["position"] != len(prompt) + len(ids):
+                    if pdd["position"] != prompt + len(ids):
                         raise Wrong("a gap or a repetition")
                     ids += pdd["token_ids"]
         if not done:
             raise Wrong("the stream has no end")
         return name, ids
 
-    async def _whole(self, http: httpx.AsyncClient, asked: dict[str, Any], _: list[int]) -> tuple[str, list[int]]:
+    async def _whole(self, http: httpx.AsyncClient, asked: dict[str, Any], _: int) -> tuple[str, list[int]]:
         response = await http.post("/v1/completions", json=asked)
         if response.status_code != 200:
             raise Wrong(f"{response.status_code}: {response.text[:300]}")
@@ -150,12 +149,22 @@ class Load:
         return {
             "requests": len(self.seen),
             "equal": sum(one["equal"] for one in self.seen),
+            "compared": self._compared(),
             "errors": [one["error"] for one in self.seen if one["error"]],
             "faults": dict(sorted(self.faults.items())),
             "wrong": self.wrong,
             "took_s": {"p50": round(took[len(took) // 2], 3), "max": round(took[-1], 3)},
             "health_s": self.health,
         }
+
+    def _compared(self) -> dict[str, Any]:
+        """Answers and their tokens; of those that the control's next token, a tie, has shortened, how many to which
+        length.
+        """
+        cases = [one["case"] for one in self.seen if not one["error"]]
+        shortened = Counter(case.max_tokens for case in cases if case.shortened)
+        tokens = sum(case.max_tokens for case in cases)
+        return {"answers": len(cases), "tokens": tokens, "shortened_to": dict(sorted(shortened.items()))}
 
 
 async def trouble(rig: Rig, load: Load, chance: random.Random) -> None:
@@ -217,70 +226,27 @@ def over_a_cluster(requests: int, faults: int, clients: int, seed: int, mode: st
             await rig.settled()
         return load
 
-    with Rig(directory, {"handoff": mode}, TWO_OF_EACH, patience=PATIENCE) as rig:
+    directory.mkdir(parents=True, exist_ok=True)
+    troubles = Troubles(file := directory / "unwritten.now", ["gw0"])
+    told = {"gw0": {"PDDBED_UNWRITTEN": f"0:{file}"}}
+    with Rig(directory, {"handoff": mode}, TWO_OF_EACH, patience=PATIENCE, extra=told) as rig:
         pid = rig.cluster.pids["gw0"]
         load = rig.run(everything(rig), within_s=3600)
         time.sleep(1)
         after = held(pid)
         same = rig.cluster.pids["gw0"] == pid and Path(f"/proc/{pid}").exists()
         rig.check_books()
-        lines = [json.loads(line) for line in (rig.cluster.records / "requests.jsonl").read_text().splitlines()]
-    written = Counter(line["request_id"] for line in lines)
-    ids = [one["id"] for one in load.seen if one["id"]]
+        metrics = rig.run(rig.metrics())
+        lines = (rig.cluster.records / "requests.jsonl").read_text().splitlines()
     return {
-        "different": _different(load, lines),
         "over": "cluster",
         "mode": mode,
         "seed": seed,
         **load.figures(),
-        "records_twice": sum(written[name] > 1 for name in ids),
-        "records_missing": sum(written[name] == 0 for name in ids),
+        **books(load.seen, lines, metrics, troubles.unwritten().get("gw0", {}).get("requests", 0)),
         "same_gateway": same,
         "gateway": {"before": before, "after": after},
     }
-
-
-def _different(load: Load, lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Answers that are not the control's: where they leave it, and what their records say of their way."""
-    records = {line["request_id"]: line for line in lines}
-    found = []
-    for one in load.seen:
-        if "got" in one:
-            pairs = zip(one["got"], one["expected"], strict=False)
-            at = next((index for index, (left, right) in enumerate(pairs) if left != right), len(one["got"]))
-            record = records.get(one["id"], {})
-            way = {
-                name: record.get(name)
-                for name in ("pdd_handoff_mode", "pdd_rld_tokens", "pdd_md_tokens", "pdd_replays")
-            }
-            found.append(
-                {"id": one["id"], "prompt": one["prompt"], "of": len(one["expected"]), "from": at, **way,
-                 "recovery": record.get("pdd_recovery"), "got": len(one["got"])}
-            )  # fmt: skip
-    return found
-
-
-def verdict(row: dict[str, Any]) -> list[str]:
-    """What is wrong with a run: nothing, if all is well."""
-    found = [f"error: {error}" for error in row["errors"]] + [f"wrong: {wrong}" for wrong in row["wrong"]]
-    if row["equal"] != row["requests"]:
-        found.append(f"{row['requests'] - row['equal']} answers are not the control's")
-    if row["records_twice"]:
-        found.append(f"{row['records_twice']} requests were recorded twice")
-    if row["records_missing"] and not row["faults"].get("full disk"):
-        found.append(f"{row['records_missing']} requests were not recorded")
-    if not row["same_gateway"]:
-        found.append("the gateway died")
-    health = row["health_s"]
-    found += [f"/health: {failed}" for failed in health["failed"]]
-    if health["max"] > HEALTH_S + health["late"]:
-        found.append(f"/health took {health['max']} s, on a machine that kept a sleeper waiting for {health['late']} s")
-    before, after = row["gateway"]["before"], row["gateway"]["after"]
-    if after["descriptors"] > before["descriptors"]:
-        found.append(f"descriptors grew from {before['descriptors']} to {after['descriptors']}")
-    if after["rss_kb"] > before["rss_kb"] + GROWTH_KB:
-        found.append(f"memory grew from {before['rss_kb']} to {after['rss_kb']} kB")
-    return found
 
 
 def main() -> int:

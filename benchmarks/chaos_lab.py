@@ -9,13 +9,15 @@ import random
 import subprocess
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import httpx
 import torch
 
 from benchmarks.chaos import Load, controls, held
+from benchmarks.chaos_judge import books
+from testbed.lab.troubles import WORDS
 from workers.models import ModelSpec, load_model
 
 TOPOLOGY = """
@@ -82,8 +84,6 @@ async def trouble(name: str, load: Load, chance: random.Random) -> None:
 
 def _settle(name: str, load: Load) -> None:
     """Wait until no worker holds a request. Raises TimeoutError."""
-    import httpx
-
     end = time.monotonic() + 60
     while "pddbed_requests_running 0" not in httpx.get(f"{load.base_url}/metrics", timeout=30).text:
         if time.monotonic() > end:
@@ -111,16 +111,17 @@ def over_a_lab(requests: int, clients: int, seed: int, directory: Path, name: st
         asyncio.run(load.run(clients, 2, trouble(name, load, chance)))
         _settle(name, load)
         time.sleep(1)
-        gateway = hosts(name)["gw0"]
+        status = json.loads(pddbed("status", "-l", name, "--json"))
+        gateway = next(host for host in status["hosts"] if host["name"] == "gw0")
+        unwritten = f"gw0 could not write {WORDS['requests']}"
+        told = sum(row["times"] for row in status["troubles"] if row["what"] == unwritten)
+        metrics = httpx.get(f"{load.base_url}/metrics", timeout=30).text.splitlines()
         records = Path("/run/pddbed") / name / "records" / "requests.jsonl"
-        written = Counter(json.loads(line)["request_id"] for line in records.read_text().splitlines())
-        ids = [one["id"] for one in load.seen if one["id"]]
         return {
             "over": "lab",
             "seed": seed,
             **load.figures(),
-            "records_twice": sum(written[one] > 1 for one in ids),
-            "records_missing": sum(written[one] == 0 for one in ids),
+            **books(load.seen, records.read_text().splitlines(), metrics, told),
             "same_gateway": gateway["state"] == "ready" and not gateway["restarts"],
             "gateway": {"before": before, "after": held(outside)},
         }

@@ -14,7 +14,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
@@ -108,14 +108,20 @@ def make_cases(
             prompt = (*earlier.prompt, *earlier.expected, *prompt[: max(1, length // 8)])
             if len(prompt) + tokens > min(limit, 1200):
                 prompt = prompt[-length:]
-        expected = control(loaded, prompt, tokens)
-        if not expected:
-            expected = control(loaded, prompt := (*prompt, 33), tokens)
-        assert expected, "the first token of two prompts in a row is a tie"
-        leaves = chance.randrange(len(expected)) if chance.random() < leaving else None
-        cases.append(Case(prompt, len(expected), expected, leaves, len(expected) < tokens))
+        case = clear_case(loaded, prompt, tokens)
+        leaves = chance.randrange(case.max_tokens) if chance.random() < leaving else None
+        cases.append(replace(case, leave_after=leaves))
         progress(number + 1)
     return cases
+
+
+def clear_case(loaded: LoadedModel, prompt: tuple[int, ...], tokens: int) -> Case:
+    """A prompt, one token longer if its answer would begin with a tie, and at most so many tokens of its answer."""
+    expected = control(loaded, prompt, tokens)
+    if not expected:
+        expected = control(loaded, prompt := (*prompt, 33), tokens)
+    assert expected, "the first token of two prompts in a row is a tie"
+    return Case(prompt, len(expected), expected, shortened=len(expected) < tokens)
 
 
 def control(loaded: LoadedModel, prompt: Sequence[int], tokens: int) -> tuple[int, ...]:

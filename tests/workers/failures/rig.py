@@ -75,7 +75,8 @@ class Rig:
     def __enter__(self) -> Self:
         self._faults: set[tuple[str, str]] = set()
         reroute = {way: self.run(proxy.open()) for way, proxy in self.ways.items()}
-        extra = {host: {"PDDBED_PATIENCE": str(self._patience)} for host in self.roles}
+        more = self._layout.pop("extra", {})
+        extra = {host: {"PDDBED_PATIENCE": str(self._patience), **more.get(host, {})} for host in self.roles}
         serving = {"relay_threshold": 1, **self._serving}
         layout = Layout(serving=serving, reroute=reroute, extra=extra, **self._layout)
         self.cluster = LocalCluster(layout, self.directory)

@@ -13,7 +13,8 @@ from tests.workers.roles.steps import steps
 from tests.workers.roles.test_equality import assert_same_kv, keep_kv
 from tests.workers.roles.test_handover import PROMPT, both_decode, lab_of, only, until
 from tests.workers.serving import SlowWan, prompt_of, run
-from workers.engine import BlockPool, EngineRunner, OutOfBlocks, Sampling, generate
+from workers.engine import BlockPool, EngineRunner, OutOfBlocks, Sampling, Sequence, generate
+from workers.engine.engine import Chunk, Engine
 from workers.models import LoadedModel
 from workers.roles.handover import Following
 from workers.wire import kv_tail
@@ -77,6 +78,44 @@ def test_kv_takes_the_relays_kv_as_it_is_and_computes_one_token(tiny: LoadedMode
             assert record["pdd_handoff_recomputed"] == 1
             assert record["pdd_handoff_kv_bytes"] == (made - 1) * lab.md0.bytes_per_token
             assert lab.rld0.counters.bytes("md0", "sent", "kv") > record["pdd_handoff_kv_bytes"]
+
+    run(test())
+
+
+@pytest.mark.parametrize("mates", [0, 7])
+def test_kv_of_a_relay_that_batches_differs_from_the_controls_by_rounding(
+    tiny: LoadedModel, tmp_path: Path, mates: int
+) -> None:
+    """Of a prompt whose token 28 is a tie (1.2e-6): up to there tokens are the control's, and KV to within 1e-5."""
+    prompt, clear = prompt_of(15, seed=7035), 28
+    pool = BlockPool(tiny.config, 3, 16, tiny.spec.dtype)
+    control = Sequence("control", list(prompt), len(prompt), Sampling(max_tokens=clear + 1, ignore_eos=True))
+    engine = Engine(tiny, pool)
+    engine.admit(control)
+    while control.finish_reason is None:
+        engine.step([Chunk(control, control.pending)])
+    alone = pool.storage[control.blocks].flatten(0, 1)[: len(prompt) + clear].numpy()
+
+    async def test() -> None:
+        async with lab_of(tiny, tmp_path, "kv") as lab:
+            kept = {"rld0": keep_kv(lab.rld0), "md0": keep_kv(lab.md0)}
+            lab.wan.pause()
+            asked = [(prompt, 120), *((prompt_of(40, seed=seed), 100) for seed in range(mates))]
+            answers = [asyncio.create_task(lab.complete(*one, ignore_eos=True)) for one in asked]
+            await until(
+                lambda: any(a.spec.prompt == prompt and len(a.answer) >= 10 for a in lab.rld0.active.values()),
+                "the relay has made ten tokens",
+            )
+            lab.wan.resume()
+            answer, *_ = await asyncio.gather(*answers)
+            await lab.check_released()
+            assert answer["pdd"]["token_ids"][:clear] == control.tokens[len(prompt) :][:clear]
+            assert set(answer["pdd"]["instances"]) == {"rld0", "md0"}
+            for worker, sequences in kept.items():
+                (kv,) = [kv for tokens, kv in sequences if tokens[: len(prompt)] == prompt]
+                count = min(len(kv), len(alone))
+                assert count >= len(prompt) + 9
+                assert np.abs(kv[:count] - alone[:count]).max() <= 1e-5 * np.abs(alone).max(), worker
 
     run(test())
 
