@@ -26,7 +26,7 @@ class Troubles:
         """Raises OSError when there is no room for the file."""
         self._hosts = list(hosts)
         size = 8 * ROW_WORDS * max(1, len(self._hosts))
-        fd = os.open(unwritten, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        fd = os.open(unwritten, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
             os.posix_fallocate(fd, 0, size)
             self._words = memoryview(mmap.mmap(fd, size)).cast("q")

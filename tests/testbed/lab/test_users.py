@@ -5,6 +5,7 @@ same version runs a view of them at /mnt, in a mount namespace of each command's
 /dev/net/tun.
 """
 
+import json
 import os
 import shutil
 import subprocess
@@ -68,7 +69,7 @@ def test_an_ordinary_user_raises_a_lab_with_workers_beside_roots_of_the_same_nam
         assert "no real-time priority" in raised.stdout
     assert user("ask", "--max-tokens", "5", "hello").returncode == 0  # with one lab of their own, no need to name it
     assert user("exec", "-l", "same-name", "md0", "--", "id", "-u").stdout == "0\n"
-    assert user("ps").stdout.count("same-name") == 2
+    assert [lab["name"] for lab in json.loads(user("ps", "--json").stdout)].count("same-name") == 2
     assert user("down", "same-name").returncode == 0
     assert run_pddbed("exec", "-l", "same-name", "gw0", "--", "true").returncode == 0
 

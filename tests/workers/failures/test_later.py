@@ -32,6 +32,7 @@ def test_after_idling_for_several_deadlines_a_request_is_answered(tiny: LoadedMo
         await asyncio.sleep(2 * NetworkPath(patience=PATIENCE).stall_s)
         answer = await rig.stream(Answer(), prompt, TOKENS)
         assert answer.ids == expected
+        await rig.settled()
         assert rig.record(answer.request_id)["pdd_kv_repairs"] == 0
 
     rig.run(test())
