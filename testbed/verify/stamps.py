@@ -25,6 +25,7 @@ SO_NO_CHECK = 11  # include/uapi/asm-generic/socket.h
 MAX_SEGMENTS = 64  # UDP_MAX_SEGMENTS before Linux 6.9
 MAX_UDP_PAYLOAD = 65507
 RECEIVE_BUFFER = 64 * 1024 * 1024
+CATCH_UP_NS = 2_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +96,19 @@ class ProbePath:
             self._sender.setsockopt(socket.IPPROTO_UDP, UDP_SEGMENT, 0)
 
     def send_evenly(self, count: int, interval_ns: int, ip_bytes: int = SMALLEST_PROBE) -> list[Arrival]:
-        """`count` probes on a fixed schedule (late ones do not shift the rest); what has arrived meanwhile."""
+        """`count` probes on a fixed schedule; what has arrived meanwhile.
+
+        A sender that this machine kept waiting makes up for at most `CATCH_UP_NS`, then its schedule moves: all that
+        it owes at once would be a burst, which fills the link's queue and is the machine's doing.
+        """
         arrivals: list[Arrival] = []
         start = time.monotonic_ns()
         for index in range(count):
             pause_ns = start + index * interval_ns - time.monotonic_ns()
             if pause_ns > 0:
                 time.sleep(pause_ns / 1e9)
+            else:
+                start += max(0, -pause_ns - CATCH_UP_NS)
             self.send(ip_bytes)
             if index % 256 == 255:
                 arrivals += self.arrivals()
