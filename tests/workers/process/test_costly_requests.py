@@ -103,7 +103,10 @@ def test_eight_costly_requests_at_once_cost_their_bytes_and_hold_nobody_up(clust
 
 @pytest.mark.parametrize("path", ["completions", "chat/completions"])
 def test_many_choices_with_log_probabilities_are_held_as_their_json(cluster: LocalCluster, path: str) -> None:
-    """4,096 tokens with twenty likeliest ones each: 4 to 8 MB of JSON, 40 MB as objects of Python's."""
+    """4,096 tokens with twenty likeliest ones each: 2.4 or 5 MB of JSON, ten times that as objects of Python's.
+
+    Beside its JSON a choice that is under way takes about 64 KiB, whatever it is asked for.
+    """
     pid = cluster.pids["gw0"]
     body = {"n": 128, "max_tokens": 32, "temperature": 0, "ignore_eos": True}
     body |= (
@@ -119,7 +122,7 @@ def test_many_choices_with_log_probabilities_are_held_as_their_json(cluster: Loc
     choices = answer.json()["choices"]
     assert [len(choice["logprobs"].get("tokens") or choice["logprobs"]["content"]) for choice in choices] == [32] * 128
     print(f"{path}: {len(answer.content) >> 10} kB of JSON, grown by {grown >> 10} kB")
-    assert grown < 4 * len(answer.content)
+    assert grown < 4 * len(answer.content) + 128 * (64 << 10)
 
 
 def test_an_answer_that_grows_too_large_is_ended_with_what_to_do(tmp_path: Path) -> None:

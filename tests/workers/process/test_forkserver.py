@@ -80,7 +80,10 @@ def spawn(server: Server, tmp_path: Path, **request: Any) -> tuple[dict[str, Any
             theirs.fileno(),
         )  # fmt: skip
         theirs.close()
-        return answer, ours.recv(16) if answer["op"] == "spawned" else b""
+        ready = ours.recv(16) if answer["op"] == "spawned" else b""
+        if ready:
+            assert ours.recv(16) == b"", "the worker has closed it"
+        return answer, ready
 
 
 def test_a_worker_is_born_serves_and_its_end_is_told(server: Server, tmp_path: Path) -> None:
@@ -137,7 +140,9 @@ def test_a_forked_worker_inherits_what_a_fresh_one_does(tmp_path: Path) -> None:
             stdout=log,
             stderr=log,
         )
+        theirs.close()
         assert ours.recv(16) == b"ready\n"
+        assert ours.recv(16) == b"", "the worker has closed it"
     try:
         expected = inherited(fresh.pid)
     finally:
