@@ -1,4 +1,4 @@
-"""What a run of `benchmarks.chaos` has shown: answers that are not the control's, records, and the verdict."""
+"""The verdict on a run of `benchmarks.chaos`: answers that are not the control's, and records."""
 
 import json
 from collections import Counter
@@ -11,7 +11,7 @@ WAY = ("pdd_handoff_mode", "pdd_rld_tokens", "pdd_md_tokens", "pdd_replays", "pd
 
 
 def books(seen: Sequence[dict[str, Any]], lines: Iterable[str], metrics: Iterable[str], told: int) -> dict[str, Any]:
-    """What a gateway's `requests.jsonl`, its `/metrics` and the lab say, and which answers are not the control's.
+    """Findings of a run: a gateway's `requests.jsonl`, its `/metrics`, the lab, and answers that are not the control's.
 
     `seen`: the right requests, as their clients saw them. `lines` and `metrics` are those of the idle gateway, and so
     of all requests ever, rude clients' too. `told`: records that the gateway counted as unwritten where a lab reads it
@@ -52,7 +52,7 @@ def _difference(one: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
 
 
 def verdict(row: dict[str, Any]) -> list[str]:
-    """What is wrong with a run: nothing, if all is well."""
+    """List what is wrong with a run: nothing, if all is well."""
     found = [f"error: {error}" for error in row["errors"]] + [f"wrong: {wrong}" for wrong in row["wrong"]]
     if row["equal"] != row["requests"]:
         found.append(f"{row['requests'] - row['equal']} answers are not the control's")

@@ -1,4 +1,4 @@
-"""How long `/health` takes, asked every 50 ms from a process of its own: whoever makes a load has enough to do.
+"""Times of `/health`, asked every 50 ms from a process of its own: whoever makes a load has enough to do.
 
 How late that process's own sleeps end says how long the machine keeps anybody waiting.
 """

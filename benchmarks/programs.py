@@ -24,7 +24,7 @@ def require(*programs: str) -> None:
 
 
 def output(command: list[str]) -> str:
-    """What a command prints; ends with what it said on standard error when it fails."""
+    """Return what a command prints; exit with what it said on standard error when it fails."""
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip() or "it said nothing").splitlines()
@@ -33,5 +33,5 @@ def output(command: list[str]) -> str:
 
 
 def pddbed(*arguments: str) -> str:
-    """As `output`, of a pddbed command."""
+    """Return what a pddbed command prints, like `output`."""
     return output([*PDDBED, *arguments])

@@ -30,11 +30,6 @@ OPTIONAL = {
     "ovs-vswitchd": "the same",
     "ovsdb-tool": "the same",
     "brctl": "benchmarks/lab_startup.py compares with plain Mininet, and says what it lacks",
-    "nvidia-smi": "a machine with CUDA",
-    "sudo": "not needed as root",
-    "systemd-detect-virt": "doctor asks it where there is one",
-    "atheris": "a Python package of the dev environment",
-    "systemctl": "the guest of Vagrant has it",
 }
 
 _CALLS = {
