@@ -98,7 +98,7 @@ def _text(scene: "Scene", coloured: bool) -> str:
 
 
 def _drawing(ending: str) -> Callable[["Scene"], bytes]:
-    """What draws a file with this ending."""
+    """The function that draws a file with this ending."""
     from testbed.graph.dot import draw_dot
     from testbed.graph.svg import draw_svg
     from testbed.graph.text import draw_text
@@ -110,8 +110,7 @@ def _drawing(ending: str) -> Callable[["Scene"], bytes]:
 
 
 def _png(scene: "Scene") -> bytes:
-    from testbed.graph.png import PngError, draw_png
-    from testbed.graph.svg import FONTS, draw_svg
+    from testbed.graph.svg import FONTS, PngError, draw_png, draw_svg
 
     try:
         return draw_png(draw_svg(scene), FONTS)

@@ -1,5 +1,5 @@
-"""Pictures of a topology: as text, SVG, PNG and Graphviz DOT, with a running lab's measured values where wanted.
+"""Pictures of a topology as text, SVG, PNG and Graphviz DOT, with a running lab's measured values where wanted.
 
-`scene` says what a picture shows, `tracks` how the WAN links run; `text`, `svg` (with `layout`), `png` and `dot` draw.
+`scene` has the contents in words, `layout` their positions (with `measure`'s sizes); `text`, `svg` and `dot` draw.
 The same plan gives the same bytes.
 """

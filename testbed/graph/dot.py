@@ -1,6 +1,6 @@
 """A topology in Graphviz's DOT language, for those who lay it out their own way (`dot -Tpdf lab.dot`)."""
 
-from testbed.graph.scene import DatacenterText, Kind, LinkText, Row, Scene
+from testbed.graph.scene import DatacenterText, Kind, LinkLine, LinkText, Scene
 
 _FILL: dict[Kind, str] = {
     "gateway": "#eef1f5",
@@ -42,11 +42,11 @@ def _cluster(position: int, datacenter: DatacenterText) -> list[str]:
 
 
 def _words(link: LinkText) -> list[str]:
-    return [f"{link.name}  {', '.join(link.facts)}", *map(_row, link.rows)]
+    return [f"{link.name}  {', '.join(link.facts)}", *map(_line, link.lines)]
 
 
-def _row(row: Row) -> str:
-    return f"{_ARROWS[row.way]} {', '.join(row.parts)}"
+def _line(line: LinkLine) -> str:
+    return f"{_ARROWS[line.way]} {', '.join(line.parts)}"
 
 
 def _quoted(*lines: str) -> str:

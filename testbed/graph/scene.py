@@ -1,7 +1,4 @@
-"""What a picture of a topology says, whatever draws it: hosts by kind, links with what is asked and measured.
-
-Owns the words. Positions are for `tracks` and the drawing modules; nothing here does I/O.
-"""
+"""Contents of a picture in words, whatever draws it: hosts by kind, links with what is asked and measured. Pure."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -25,7 +22,7 @@ class SceneError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class LinkLine:
     """One line about a link: what a direction is asked to do, or what was measured of it and whether that will do."""
 
     way: Way
@@ -39,12 +36,12 @@ class LinkText:
 
     name: str
     facts: tuple[str, ...]
-    rows: tuple[Row, ...]
+    lines: tuple[LinkLine, ...]
 
     @property
     def ok(self) -> bool:
-        """Nothing measured is outside of its tolerance."""
-        return all(row.verdict != "failed" for row in self.rows)
+        """True unless something measured is outside of its tolerance."""
+        return all(line.verdict != "failed" for line in self.lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,17 +126,17 @@ def link_text(wan: WanPlan, running: Mapping[str, Any] | None = None) -> LinkTex
         driver, measured = running["driver"], running["measured"]
     rtt = sum(impairment.delay_ns for impairment in asked.values())
     facts = [driver, f"RTT {short_duration(rtt, 4)}", f"MTU {wan.mtu}", f"cost {wan.cost}" if wan.cost != 1 else None]
-    rows: list[Row] = []
+    lines: list[LinkLine] = []
     if asked["forward"] == asked["backward"]:
-        rows.append(Row("both", (*direction_parts(asked["forward"]), *_change(wan, asked))))
+        lines.append(LinkLine("both", (*direction_parts(asked["forward"]), *_change(wan, asked))))
     for way in DIRECTIONS:
         if asked["forward"] != asked["backward"]:
-            rows.append(Row(way, (*direction_parts(asked[way]), *_change(wan, {way: asked[way]}))))
-        rows += _measured(way, asked[way], measured.get(way, []))
-    return LinkText(wan.name, tuple(fact for fact in facts if fact), tuple(rows))
+            lines.append(LinkLine(way, (*direction_parts(asked[way]), *_change(wan, {way: asked[way]}))))
+        lines += _measured(way, asked[way], measured.get(way, []))
+    return LinkText(wan.name, tuple(fact for fact in facts if fact), tuple(lines))
 
 
-def _measured(way: Direction, asked: Impairment, figures: list[dict[str, Any]]) -> Iterator[Row]:
+def _measured(way: Direction, asked: Impairment, figures: list[dict[str, Any]]) -> Iterator[LinkLine]:
     """The row of a verification's figures, in the order of what is asked: rate first."""
     words = [phrase(figure) for figure in sorted(figures, key=lambda figure: not figure["figure"].startswith("rate"))]
     parts = [part for part in words if part is not None]
@@ -147,15 +144,15 @@ def _measured(way: Direction, asked: Impairment, figures: list[dict[str, Any]]) 
         return
     parts[0] = f"measured {parts[0]}"
     if any(figure["asked"] != _asked_of(asked, figure) for figure in figures):
-        yield Row(way, (*parts, "before the change"), "outdated")
+        yield LinkLine(way, (*parts, "before the change"), "outdated")
     elif all(figure["ok"] for figure in figures):
-        yield Row(way, tuple(parts), "ok")
+        yield LinkLine(way, tuple(parts), "ok")
     else:
-        yield Row(way, (*parts, "OUT OF TOLERANCE"), "failed")
+        yield LinkLine(way, (*parts, "OUT OF TOLERANCE"), "failed")
 
 
 def _asked_of(asked: Impairment, figure: Mapping[str, Any]) -> float | None:
-    """What a figure is about, of an impairment as it is now; base units."""
+    """The value that a figure is about, of an impairment as it is now; base units."""
     match figure["figure"].partition(" ")[0]:
         case "delay":
             return asked.delay_ns

@@ -7,11 +7,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
 
-from testbed.graph.scene import DatacenterText, HostText, LinkText, Row, Scene
-from testbed.graph.shorten import cut, shorten
-from testbed.graph.strokes import Strokes
-from testbed.graph.tracks import Track, ports, tracks
+from testbed.graph.layout import Track, ports, tracks
+from testbed.graph.measure import cut, shorten
+from testbed.graph.scene import DatacenterText, HostText, LinkLine, LinkText, Scene
 
+UP, DOWN, LEFT, RIGHT = 1, 2, 4, 8
+_CHARACTERS = {
+    0: " ",
+    UP | DOWN: "│",
+    LEFT | RIGHT: "─",
+    UP | LEFT: "┘",
+    DOWN | LEFT: "┐",
+    UP | DOWN | LEFT | RIGHT: "┼",
+}
 WIDTH = 80
 _LEAST_INNER = 32  # columns within a datacenter's box, even where that takes more than the width
 _LONGEST_LABEL = 18
@@ -58,18 +66,18 @@ def _picture(scene: Scene, width: int, paint: Paint) -> list[str]:
         rows = max(len(body), len(ports(laid, position)), 1)
         starts.append(len(lines) + 1)
         lines += _box(title, body, rows, inner)
-    strokes = Strokes(len(lines), beside + 1)
+    grid = LineGrid(len(lines), beside + 1)
     left: dict[int, int] = {}  # link -> the line where it left its first datacenter
     for position, body in enumerate(bodies):
         for row, track in _port_rows(ports(laid, position), len(body), position):
             line = starts[position] + row
             lines[line] = lines[line][:-1] + "├"
-            strokes.write(line, 1, f" {shorten(scene.links[track.link].name, label)} ")
+            grid.write(line, 1, f" {shorten(scene.links[track.link].name, label)} ")
             if track.start == position:
                 left[track.link] = line
             else:
-                strokes.bracket(before_tracks + track.depth * _TRACK, left[track.link], line)
-    return [line + strokes.render(number) for number, line in enumerate(lines)]
+                grid.bracket(before_tracks + track.depth * _TRACK, left[track.link], line)
+    return [line + grid.render(number) for number, line in enumerate(lines)]
 
 
 def _port_rows(laid: Sequence[Track], rows: int, position: int) -> list[tuple[int, Track]]:
@@ -137,19 +145,48 @@ def _link(link: LinkText, names: tuple[str, str], width: int, paint: Paint) -> l
     heading = f"{names[0]} \u2194 {names[1]}, {', '.join(link.facts)}"
     apart = "  " if len(link.name) + len(heading) + 2 <= width else "\n  "
     lines = [paint(link.name, "title") + apart + heading]
-    labels = [_label(row, names) for row in link.rows]
+    labels = [_label(line, names) for line in link.lines]
     column = max(map(len, labels)) + 4
-    for number, (row, label) in enumerate(zip(link.rows, labels, strict=True)):
+    for number, (line, label) in enumerate(zip(link.lines, labels, strict=True)):
         label = "" if number and label == labels[number - 1] else label
-        first, *more = wrap(", ".join(row.parts), max(width - column, 30), break_long_words=False)
-        style = row.verdict if row.verdict in ("ok", "failed") else "dim"
+        first, *more = wrap(", ".join(line.parts), max(width - column, 30), break_long_words=False)
+        style = line.verdict if line.verdict in ("ok", "failed") else "dim"
         lines.append(f"  {label:<{column - 2}}{paint(first, style)}")
-        lines += [" " * column + paint(line, style) for line in more]
+        lines += [" " * column + paint(text, style) for text in more]
     return lines
 
 
-def _label(row: Row, names: tuple[str, str]) -> str:
-    if row.way == "both":
+def _label(line: LinkLine, names: tuple[str, str]) -> str:
+    if line.way == "both":
         return "each way"
-    source, target = names if row.way == "forward" else names[::-1]
+    source, target = names if line.way == "forward" else names[::-1]
     return f"{source} \u2192 {target}"
+
+
+class LineGrid:
+    """Lines of box-drawing characters, `lines` x `columns`: they join where they turn and cross where they meet."""
+
+    def __init__(self, lines: int, columns: int) -> None:
+        self._arms = [[0] * columns for _ in range(lines)]
+        self._words: dict[int, tuple[int, str]] = {}
+
+    def bracket(self, column: int, first: int, last: int) -> None:
+        """From the left edge of line `first` to `column`, down, and back to the left edge of line `last`."""
+        for line, arm in ((first, DOWN), (last, UP)):
+            for cell in range(column):
+                self._arms[line][cell] |= LEFT | RIGHT
+            self._arms[line][column] |= LEFT | arm
+        for line in range(first + 1, last):
+            self._arms[line][column] |= UP | DOWN
+
+    def write(self, line: int, column: int, text: str) -> None:
+        """`text` over what is drawn there; one a line."""
+        self._words[line] = (column, text)
+
+    def render(self, line: int) -> str:
+        """One line, without blanks at its end."""
+        drawn = "".join(_CHARACTERS[arms] for arms in self._arms[line])
+        if line in self._words:
+            column, text = self._words[line]
+            drawn = drawn[:column] + text + drawn[column + len(text) :]
+        return drawn.rstrip()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from testbed.graph.scene import DatacenterText, HostText, LinkText, Row, Scene, scene
+from testbed.graph.scene import DatacenterText, HostText, LinkLine, LinkText, Scene, scene
 from testbed.topology.load import load_plan, plan_from_text
 
 NAMES = st.text("abcXYZ019-_.:@+", min_size=1, max_size=63)
@@ -14,8 +14,8 @@ HOSTS = st.builds(
     st.sampled_from(["gateway", "prefill", "relay-decode", "main-decode", "command", "host"]),
     st.lists(st.text("abc <&>\"'$", min_size=1, max_size=80), max_size=3).map(lambda more: ("x · 10.1.0.2", *more)),
 )
-ROWS = st.builds(
-    Row,
+LINES = st.builds(
+    LinkLine,
     st.sampled_from(["both", "forward", "backward"]),
     st.lists(st.sampled_from(["400mbit", "20ms", "bursty loss, 9.09% on average"]), min_size=1, max_size=7).map(tuple),
     st.sampled_from(["asked", "ok", "failed", "outdated"]),
@@ -28,7 +28,7 @@ def scenes(draw: st.DrawFn, most_datacenters: int = 6, most_links: int = 12) -> 
     count = draw(st.integers(1, most_datacenters))
     pairs = st.tuples(st.integers(0, count - 1), st.integers(0, count - 1)).filter(lambda pair: pair[0] != pair[1])
     ends = draw(st.lists(pairs, max_size=most_links)) if count > 1 else []
-    rows = st.lists(ROWS, min_size=1, max_size=4).map(tuple)
+    rows = st.lists(LINES, min_size=1, max_size=4).map(tuple)
     return Scene(
         title=draw(NAMES),
         subtitle="in words",

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 
 from testbed.graph.dot import draw_dot
-from testbed.graph.png import PngError, draw_png
 from testbed.graph.scene import Scene
-from testbed.graph.svg import FONTS, draw_svg
+from testbed.graph.svg import FONTS, PngError, draw_png, draw_svg
 from tests.conftest import ROOT
 from tests.testbed.graph.scenes import scene_of, scenes
 

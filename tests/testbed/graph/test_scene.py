@@ -47,7 +47,7 @@ def status(**changes: Any) -> dict[str, Any]:
 
 
 def rows(drawn: Any) -> list[tuple[str, str, str]]:
-    return [(row.way, row.verdict, ", ".join(row.parts)) for link in drawn.links for row in link.rows]
+    return [(line.way, line.verdict, ", ".join(line.parts)) for link in drawn.links for line in link.lines]
 
 
 def test_a_file_alone_says_what_is_asked() -> None:

@@ -9,12 +9,10 @@ from itertools import combinations, pairwise
 import pytest
 from hypothesis import given, settings
 
-from testbed.graph.cards import ARROW, CARD_PAD
-from testbed.graph.layout import Picture, lay_out
-from testbed.graph.metrics import NAME, SMALL, Rect
+from testbed.graph.layout import ARROW, CARD_PAD, Picture, lay_out
+from testbed.graph.measure import NAME, SMALL, Rect, text_width
 from testbed.graph.scene import Scene
 from testbed.graph.svg import draw_svg
-from testbed.graph.textwidth import text_width
 from tests.conftest import ROOT
 from tests.testbed.graph.scenes import full_mesh, many_hosts, scene_of, scenes
 
@@ -53,14 +51,14 @@ def check(picture: Picture) -> None:
             assert text_width(card.name, NAME, bold=True) <= card.rect.width - 24 + 0.01
             assert all(text_width(line, SMALL) <= card.rect.width - 24 + 0.01 for line in card.lines)
     assert all(one.rect.right < other.rect.x for one, other in pairwise(picture.boxes))
-    for wire in picture.wires:
-        assert within(wire.card, paper)
-        assert wire.card.y > picture.floor
-        assert wire.start < wire.card.x
-        assert wire.card.right < wire.end
-        room = wire.card.width - 2 * CARD_PAD - ARROW + 0.01
-        assert all(text_width(line.text, SMALL) <= room for line in wire.lines)
-    for one, other in combinations(picture.wires, 2):
+    for link in picture.links:
+        assert within(link.card, paper)
+        assert link.card.y > picture.floor
+        assert link.start < link.card.x
+        assert link.card.right < link.end
+        room = link.card.width - 2 * CARD_PAD - ARROW + 0.01
+        assert all(text_width(line.text, SMALL) <= room for line in link.lines)
+    for one, other in combinations(picture.links, 2):
         assert not overlap(one.card, other.card)
         assert len({one.start, one.end, other.start, other.end}) == 4
 
@@ -68,11 +66,11 @@ def check(picture: Picture) -> None:
 def hidden(picture: Picture) -> list[tuple[str, str]]:
     """Links whose way down to their track passes behind another link's card."""
     return [
-        (wire.link.name, other.link.name)
-        for wire in picture.wires
-        for x in (wire.start, wire.end)
-        for other in picture.wires
-        if other.y < wire.y and other.card.x <= x <= other.card.right
+        (link.link.name, other.link.name)
+        for link in picture.links
+        for x in (link.start, link.end)
+        for other in picture.links
+        if other.y < link.y and other.card.x <= x <= other.card.right
     ]
 
 

@@ -5,7 +5,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.graph.tracks import Track, ports, tracks
+from testbed.graph.layout import Track, ports, tracks
 
 ENDS = st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)).filter(lambda pair: pair[0] != pair[1]), max_size=20)
 
