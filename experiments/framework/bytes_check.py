@@ -8,7 +8,7 @@ from typing import Any
 from experiments.framework.errors import ExperimentError
 from experiments.framework.experiment import Part, PartResult
 from experiments.framework.figures import Figure
-from testbed.capture.compare import TOTAL, audit
+from testbed.capture.audit import TOTAL, audit
 from testbed.capture.context import Context
 from testbed.capture.counters import BadCounters
 from testbed.capture.packets import UnreadableCapture

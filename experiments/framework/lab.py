@@ -17,7 +17,7 @@ from typing import Any, Self
 from experiments.framework.errors import ExperimentError
 from experiments.framework.link_watch import LinkWatch
 from experiments.framework.settings import SettingsWatch
-from testbed.capture.settling import Settling
+from testbed.capture.counters import CounterReader
 from testbed.interpreter import environment, program
 from testbed.lab import start
 from testbed.lab.control import ask_lab
@@ -214,6 +214,6 @@ class ExperimentLab:
     def _settle(self) -> None:
         """Read the workers' counters until nothing is on its way, clear of the capture's first packets."""
         clear_s = max((wan.rtt_ns for wan in self.plan.wans), default=0) / 1e9 + QUIET_S
-        settling = Settling(self.record, SETTLE_S, before_s=clear_s)
+        settling = CounterReader(self.record, SETTLE_S, before_s=clear_s)
         while not settling.step():
             time.sleep(QUIET_S / 4)

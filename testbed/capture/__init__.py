@@ -1,3 +1,5 @@
-"""Packets of a running lab as pcapng files (`pddbed capture`), and what they say against the workers' byte counters
-(`pddbed audit`). Recording: points, session, recorder, ring, pcapng. Reading: packets, stream, flows, compare.
+"""Packets of a running lab as pcapng files (`pddbed capture`), and audits of them against the workers' byte counters.
+
+Recording: `capture_points`, `run`, `recorder`, `ring`, `pcapng`. Reading: `packets`, `tcp`, `tallies`, `counters`,
+`audit`.
 """

@@ -1,6 +1,6 @@
-"""What an audit must know of the lab besides packets: hosts, and whose traffic passes where it was captured.
+"""The context of a capture: the lab's hosts, and the traffic that passes where it was captured.
 
-A capture carries it as the comment of its file (JSON), so that the file can be read when the lab is gone.
+A capture carries it as the comment of its file (JSON), so that an audit can read the file when the lab is gone.
 """
 
 import json
@@ -40,7 +40,7 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Where and when packets were captured. `host` is None on a WAN link; `begun_ns` is Unix time."""
+    """The place and time of a capture. `host` is None on a WAN link; `begun_ns` is Unix time."""
 
     lab: str
     started: float  # the lab's, Unix seconds: tells labs of one name apart
@@ -52,7 +52,7 @@ class Context:
     begun_ns: int = 0
 
     def passage(self, sender: LabHost, receiver: LabHost) -> Passage | None:
-        """How packets from one host to another pass here; None: they do not."""
+        """The passage of packets from one host to another; None: they do not pass here."""
         if self.host is not None and self.host not in (sender.name, receiver.name):
             return None
         if self.passages is None:
@@ -71,7 +71,7 @@ class Context:
 
     @classmethod
     def from_comment(cls, comment: str | None) -> Self | None:
-        """What `to_comment` wrote; None for anything else."""
+        """The context that `to_comment` wrote; None for anything else."""
         try:
             fields = json.loads(comment or "")
             if fields.pop(LABEL) != FORMAT:
@@ -85,6 +85,6 @@ class Context:
             return None
 
 
-def hosts_of(rows: Iterable[dict[str, Any]]) -> tuple[LabHost, ...]:
-    """From rows as `status` has them (further keys are ignored)."""
-    return tuple(LabHost(r["name"], r["datacenter"], r["address"], r["port"], r["role"]) for r in rows)
+def hosts_of(hosts: Iterable[dict[str, Any]]) -> tuple[LabHost, ...]:
+    """The hosts in `status`'s answer (further keys are ignored)."""
+    return tuple(LabHost(r["name"], r["datacenter"], r["address"], r["port"], r["role"]) for r in hosts)

@@ -1,4 +1,4 @@
-"""The workers' own byte counters: having every worker note them now, and reading the notes.
+"""The workers' own byte counters: every worker notes them on demand, and an audit reads the notes.
 
 A worker appends a line to `bytes-HOST.jsonl` in its records directory on SIGUSR1 and when it ends
 (workers/bytelog.py). Counters are cumulative since the worker started.
@@ -16,7 +16,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from testbed.lab.control import Reply
+from testbed.capture.context import Context
+from testbed.lab.control import Reply, ask_lab
+from testbed.lab.record import LabError, Record
 
 if TYPE_CHECKING:
     from testbed.lab.operations import RunningLab
@@ -137,7 +139,7 @@ def is_level(sender: Note, receiver: Note) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PairCount:
-    """What two workers counted of the traffic from one to the other, each between two of its own notes.
+    """Counts by two workers of the traffic from one to the other, each between two of its own notes.
 
     `begins_level` and `ends_level`: nothing was on its way at that moment, so packets and counts can be told apart
     there to the byte. Otherwise frames that crossed at that moment may be on either side.
@@ -154,7 +156,7 @@ class PairCount:
 def count_pair(
     senders: Sequence[Note], receivers: Sequence[Note], within: Window, before_ns: int = 0, after_ns: int = 0
 ) -> PairCount | None:
-    """From the notes of a sender and of a receiver that lie within a capture; None with less than two of either.
+    """The counts between notes of a sender and of a receiver within a capture; None with less than two of either.
 
     Chooses the first and the last of each, or a level reading next to them: next to means that hardly anything was
     counted in between, since a counter that is wrong is level with its peer only before anything was counted. What a
@@ -191,7 +193,7 @@ def count_pair(
 
 @dataclass(frozen=True, slots=True)
 class _Traffic:
-    """What one worker counted of another between two notes."""
+    """Bytes that one worker counted of another between two notes."""
 
     sender: str
     receiver: str
@@ -235,3 +237,49 @@ def _readings(sent: Sequence[Note], received: Sequence[Note]) -> Iterator[tuple[
 
 def _difference(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
     return {name: size - before.get(name, 0) for name, size in after.items()}
+
+
+def lags_s(context: Context) -> tuple[float, float]:
+    """Times that a reading must keep from the capture's begin and end where something is always on its way.
+
+    What a worker has just received left before; what it has just sent has yet to pass the point of capture.
+    """
+    passages = context.passages or ()
+    before_ns = max((passage.before_ns for passage in passages), default=0)
+    after_ns = max((passage.after_ns for passage in passages), default=0)
+    return (after_ns + 2 * SLACK_NS) / 1e9, before_ns / 1e9
+
+
+class CounterReader:
+    """Has the counters noted at one end of a capture, again and again until nothing is on its way, within limits.
+
+    `step` is called until it returns True.
+    """
+
+    def __init__(self, record: Record, patience_s: float, *, before_s: float = 0.0, after_s: float = 0.0) -> None:
+        """`before_s`: the last reading is not taken earlier; `after_s`: nothing more is done for so long after it."""
+        self._record = record
+        self._not_before = time.monotonic() + before_s
+        self._after_s = after_s
+        self._last_reading = time.monotonic() + max(patience_s, before_s)
+        self._done_at: float | None = None
+        self.noted: set[str] | None = None  # the workers that noted their counters each time; None: not asked yet
+
+    def step(self) -> bool:
+        """Read the counters, unless that is over; True when a quiet moment was found or the limits are reached."""
+        if self._done_at is None:
+            self._done_at = self._read()
+        return self._done_at is not None and time.monotonic() >= self._done_at
+
+    def _read(self) -> float | None:
+        """The time to be done, if this was the last reading."""
+        now = time.monotonic()
+        try:
+            reply, _ = ask_lab(self._record, {"op": "count-bytes"})
+        except LabError:  # it is going away; the recorder will notice
+            return now
+        noted = set(reply["counted"])
+        self.noted = noted if self.noted is None else self.noted & noted
+        if reply["level"] and now >= self._not_before:
+            return now
+        return None if now < self._last_reading else time.monotonic() + self._after_s

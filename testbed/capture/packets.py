@@ -42,7 +42,7 @@ class Segment(NamedTuple):
 
 @dataclass
 class FileFacts:
-    """What the packets that are no TCP segments add up to, and the time that the file spans (Unix ns)."""
+    """Counts of the packets that are no TCP segments, and the time that the file spans (Unix ns)."""
 
     packets: int = 0
     first_ns: int | None = None
@@ -108,7 +108,7 @@ def _ip_packet(linktype: int, data: bytes) -> tuple[bytes | None, int]:
 
 
 def _dissected(linktype: int, data: bytes) -> tuple[bytes | None, int]:
-    """As `_ip_packet`, for whatever else scapy knows (Linux cooked captures, VLANs and the like)."""
+    """The same as `_ip_packet`, for whatever else scapy knows (Linux cooked captures, VLANs and the like)."""
     from scapy.config import conf
     from scapy.layers.inet import IP
 

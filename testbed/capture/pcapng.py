@@ -143,7 +143,7 @@ def _statistics(block: bytes) -> Statistics:
 
 
 def end_of_whole_blocks(stream: BinaryIO, start: int = 0) -> int:
-    """Where the last whole block ends; `start` is the beginning of some block. The stream must be seekable."""
+    """The end of the last whole block; `start` is the beginning of some block. The stream must be seekable."""
     size = stream.seek(0, os.SEEK_END)
     at = start
     while at + 12 <= size:

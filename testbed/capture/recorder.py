@@ -1,35 +1,101 @@
-"""The recording process: rings in, one pcapng file out, in the order of time, until told to stop.
+"""The recording process: enters the lab, opens a ring at each capture point, writes one pcapng file in order of time.
 
-Runs inside the lab's PID namespace and dies with it; the descriptors it works with were opened by the session
-outside. Says how it goes in JSON lines on `report`; a byte or end of file on `stop` ends it.
+A forked child of the capture's process (`run`). It joins the lab's user and PID namespace, so it dies with the lab and
+its sockets cannot keep a dead lab's network alive. Reports in JSON lines on `report`; a byte or end of file on `stop`
+ends it.
 """
 
 import errno
 import json
 import os
 import select
+import signal
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 from testbed.capture import pcapng
-from testbed.capture.ring import RETIRE_MS, InterfaceGone, Ring
+from testbed.capture.context import Context
+from testbed.capture.ring import RETIRE_MS, InterfaceGone, Ring, Selection
+from testbed.netns import CLONE_NEWNET, CLONE_NEWPID, CLONE_NEWUSER, setns
 
 # A ring hands a block over at most two retire times after its first packet. Packets wait this long before they are
 # written, so that those of several rings come out sorted.
 _HOLD_NS = 5 * RETIRE_MS * 1_000_000
 _POLL_S = 0.05
 _REPORT_NS = 500_000_000
+NICENESS = -10  # a few percent of a CPU, in time, rather than lost packets beside busy workers
 _by_time = itemgetter(0)
+
+
+def enter_and_record(
+    fds: Sequence[int],
+    points: Sequence[dict[str, Any]],
+    context: Context,
+    selection: Selection,
+    packets: int | None,
+    out: int,
+    report: int,
+    stop: int,
+) -> NoReturn:
+    """In a forked child: join what `fds` name (see `capture_points.capture`), record to `out`, end the process."""
+    status = 1
+    try:
+        # Ctrl-C is the parent's to handle; it reaches this process group, too
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
+            signal.signal(number, signal.SIG_IGN)
+        user, pid, *networks = fds
+        if os.fstat(user).st_ino != Path("/proc/self/ns/user").stat().st_ino:
+            setns(user, CLONE_NEWUSER)
+        setns(pid, CLONE_NEWPID)  # takes effect for children only, hence the fork
+        inner = os.fork()
+        if inner == 0:
+            sources = _open(points, networks, selection)
+            recorder = Recorder(sources, out, report, stop, selection.snaplen or 0, packets)
+            status = recorder.run(lambda begun_ns: replace(context, begun_ns=begun_ns).to_comment())
+        else:
+            for fd in (*fds, out, report, stop):
+                os.close(fd)
+            status = _wait(inner)
+    except BaseException as error:  # a forked child must never return into the caller's code
+        with suppress(OSError):
+            os.write(report, json.dumps({"event": "failed", "error": str(error)}).encode() + b"\n")
+    finally:
+        os._exit(status)
+
+
+def _open(points: Sequence[dict[str, Any]], networks: Sequence[int], selection: Selection) -> "list[Source]":
+    """A ring in each network namespace. Raises OSError with the point in its sentence."""
+    with suppress(PermissionError):
+        os.nice(NICENESS)
+    sources = []
+    for point, network in zip(points, networks, strict=True):
+        setns(network, CLONE_NEWNET)
+        try:
+            ring = Ring(point["ifname"], selection, outgoing_only=point["arriving"] is None)
+        except OSError as error:
+            raise OSError(f"cannot capture {point['name']} ({point['description']}): {error.strerror}") from None
+        sources.append(Source(ring, point["name"], point["description"]))
+    return sources
+
+
+def _wait(inner: int) -> int:
+    """The recorder's status; this process dies of a signal as the recorder did, with the lab as a rule."""
+    _, wait_status = os.waitpid(inner, 0)
+    status = os.waitstatus_to_exitcode(wait_status)
+    if status < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return status
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """An open ring and what the file calls its interface."""
+    """An open ring, and the name of its interface in the file."""
 
     ring: Ring
     name: str
@@ -82,7 +148,7 @@ class Recorder:
         self._report("started", offset=self._offset)
 
     def _loop(self) -> str | None:
-        """Until told to stop; the result says what else ended it."""
+        """Record until told to stop; returns the reason where something else ended it."""
         waiting_for = [*(source.ring.fileno() for source in self._sources), self._stop]
         reported_ns = time.monotonic_ns()
         full = False
@@ -175,7 +241,7 @@ class Recorder:
         self._offset += len(data)
 
     def _report(self, event: str, **details: Any) -> None:
-        with suppress(OSError):  # the session is gone; the end of file on `stop` says so, too
+        with suppress(OSError):  # the parent is gone; the end of file on `stop` says so, too
             os.write(self._report_fd, json.dumps({"event": event, **details}).encode() + b"\n")
 
 

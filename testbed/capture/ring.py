@@ -1,7 +1,8 @@
 """One packet socket with a receive ring that the kernel fills while this process is busy (AF_PACKET, TPACKET_V3).
 
-Owns the socket and the memory shared with the kernel (linux/if_packet.h). Opened in the current network namespace,
-which the socket keeps alive: the process that holds it must die with the lab.
+Owns the socket, the memory shared with the kernel (linux/if_packet.h), and the classic BPF program by which the kernel
+chooses packets and how many bytes of each. Opened in the current network namespace, which the socket keeps alive: the
+process that holds it must die with the lab.
 """
 
 import ctypes
@@ -11,10 +12,10 @@ import mmap
 import os
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from testbed.capture import bpf, pcapng
+from testbed.capture import pcapng
 
 BLOCK_BYTES = 1 << 20
 RETIRE_MS = 10  # a block that is not full is handed over after at most twice this long
@@ -29,6 +30,22 @@ _BLOCK = struct.Struct("=III")  # at 8: status, packets, offset of the first
 _PACKET = struct.Struct("=6IH")  # struct tpacket3_hdr: next, sec, nsec, kept, original, status, mac
 _PKTTYPE_AT = 48 + 10  # sockaddr_ll follows the aligned header
 
+KEEP_ALL = 0x40000  # more than any packet: a super-packet is 64 KiB and its headers
+NON_IP_BYTES = 64  # kept of what is not IPv4 (ARP) in header-only mode
+ETHERNET_BYTES = 14
+PACKET_OUTGOING = 4  # sockaddr_ll.sll_pkttype
+
+_LOAD_BYTE, _LOAD_HALF, _LOAD_BYTE_AT_X = 0x30, 0x28, 0x50
+_LOAD_X_IP_HEADER_BYTES = 0xB1
+_IF_EQUAL, _IF_BITS = 0x15, 0x45
+_ADD, _ADD_X, _AND, _SHIFT_RIGHT = 0x04, 0x0C, 0x54, 0x74
+_COPY_X = 0x87
+_KEEP, _KEEP_A = 0x06, 0x16
+_PKTTYPE = 0xFFFFF000 + 4  # SKF_AD_OFF + SKF_AD_PKTTYPE
+
+# A line of a classic BPF program: a label, (code, constant), or (code, constant, label where true, label where false).
+Line = str | tuple[int, int] | tuple[int, int, str, str]
+
 LINKTYPES = {
     _ARPHRD_ETHER: pcapng.LINKTYPE_ETHERNET,
     _ARPHRD_LOOPBACK: pcapng.LINKTYPE_ETHERNET,
@@ -42,7 +59,7 @@ class InterfaceGone(OSError):
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What is kept: of which packets, how many bytes (`snaplen` None: all), and the ring's size."""
+    """Bytes that are kept of a packet (`snaplen` None: all), and the size of the ring."""
 
     headers_only: bool = False
     snaplen: int | None = None
@@ -84,7 +101,7 @@ class Ring:
         return LINKTYPES[kind]
 
     def _attach_filter(self, selection: Selection, outgoing_only: bool) -> None:
-        code = bpf.program(
+        code = bpf_program(
             outgoing_only=outgoing_only,
             ethernet=self.linktype == pcapng.LINKTYPE_ETHERNET,
             headers_only=selection.headers_only,
@@ -125,7 +142,7 @@ class Ring:
         packets: list[Captured] = []
         for _ in range(count):
             step, seconds, nanoseconds, kept, original, _, mac = unpack(memory, at)
-            way = pcapng.OUTBOUND if memory[at + _PKTTYPE_AT] == bpf.PACKET_OUTGOING else pcapng.INBOUND
+            way = pcapng.OUTBOUND if memory[at + _PKTTYPE_AT] == PACKET_OUTGOING else pcapng.INBOUND
             begin = at + mac
             packets.append((seconds * 1_000_000_000 + nanoseconds, memory[begin : begin + kept], original, way))
             at += step
@@ -146,3 +163,67 @@ class Ring:
     def close(self) -> None:
         self._memory.close()
         self._socket.close()
+
+
+def bpf_program(*, outgoing_only: bool, ethernet: bool, headers_only: bool, snaplen: int | None) -> bytes:
+    """The filter as struct sock_filter[]; `headers_only` keeps headers up to and including TCP's, UDP's or ICMP's."""
+    lines: list[Line] = []
+    if outgoing_only:
+        lines += [(_LOAD_BYTE, _PKTTYPE), (_IF_EQUAL, PACKET_OUTGOING, "leaving", "arriving")]
+        lines += ["arriving", (_KEEP, 0), "leaving"]
+    if headers_only:
+        lines += _headers(ETHERNET_BYTES if ethernet else 0)
+    else:
+        lines.append((_KEEP, KEEP_ALL if snaplen is None else snaplen))
+    return assemble(lines)
+
+
+def _headers(ip: int) -> list[Line]:
+    """Keep the headers of a packet whose IPv4 header begins at `ip`."""
+    if ip:
+        is_ipv4: list[Line] = [(_LOAD_HALF, 12), (_IF_EQUAL, 0x0800, "ipv4", "not ipv4")]
+    else:
+        is_ipv4 = [(_LOAD_BYTE, 0), (_AND, 0xF0), (_IF_EQUAL, 0x40, "ipv4", "not ipv4")]
+    return [
+        *is_ipv4,
+        "not ipv4",
+        (_KEEP, NON_IP_BYTES),
+        "ipv4",
+        (_LOAD_X_IP_HEADER_BYTES, ip),
+        (_LOAD_HALF, ip + 6),
+        (_IF_BITS, 0x1FFF, "later fragment", "whole"),
+        "later fragment",
+        (_COPY_X, 0),
+        (_ADD, ip),
+        (_KEEP_A, 0),
+        "whole",
+        (_LOAD_BYTE, ip + 9),
+        (_IF_EQUAL, 6, "tcp", "eight bytes"),
+        "tcp",
+        (_LOAD_BYTE_AT_X, ip + 12),  # data offset, in words, in the upper half
+        (_SHIFT_RIGHT, 2),
+        (_AND, 0x3C),
+        (_ADD_X, 0),
+        (_ADD, ip),
+        (_KEEP_A, 0),
+        "eight bytes",  # UDP, ICMP and whatever else
+        (_COPY_X, 0),
+        (_ADD, ip + 8),
+        (_KEEP_A, 0),
+    ]
+
+
+def assemble(lines: Sequence[Line]) -> bytes:
+    """Resolve labels; jumps go forward only, as the kernel demands."""
+    labels: dict[str, int] = {}
+    instructions: list[tuple[int, int] | tuple[int, int, str, str]] = []
+    for line in lines:
+        if isinstance(line, str):
+            labels[line] = len(instructions)
+        else:
+            instructions.append(line)
+    packed = []
+    for number, (code, constant, *targets) in enumerate(instructions):
+        true, false = (labels[label] - number - 1 for label in targets) if targets else (0, 0)
+        packed.append(struct.pack("=HBBI", code, true, false, constant))
+    return b"".join(packed)

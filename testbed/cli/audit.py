@@ -10,7 +10,7 @@ import click
 from testbed.cli.options import json_option, lab_option, print_json, sentences, table_console
 
 if TYPE_CHECKING:
-    from testbed.capture.compare import Audit, Row
+    from testbed.capture.audit import Audit, ClassRow
     from testbed.capture.context import Context
 
 
@@ -34,14 +34,14 @@ def audit(
 
     TCP payload counts once, however often it crossed. The lab of the capture is found by itself while it is up.
     """
-    from testbed.capture.compare import audit as compare
+    from testbed.capture.audit import audit as audit_capture
     from testbed.capture.counters import BadCounters
     from testbed.capture.packets import UnreadableCapture
     from testbed.lab.record import LabError
 
     context, records = _sources(file, lab, records, captured_only)
     try:
-        result = compare(file, context, records)
+        result = audit_capture(file, context, records)
     except (UnreadableCapture, BadCounters) as error:
         raise LabError(str(error)) from None
     if as_json:
@@ -174,7 +174,7 @@ def _number(value: int | None) -> str:
     return "-" if value is None else str(value)
 
 
-def _difference(row: "Row") -> str:
+def _difference(row: "ClassRow") -> str:
     if row.difference is None:
         return "-"
     text = f"{row.difference:+.2%}"

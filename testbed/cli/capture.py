@@ -13,7 +13,7 @@ from testbed.cli.options import json_option, lab_option, lab_or_only, print_json
 from testbed.cli.output import echo
 
 if TYPE_CHECKING:
-    from testbed.capture.session import Outcome
+    from testbed.capture.run import Outcome
 
 HEADERS_RING, FULL_RING = 16 << 20, 64 << 20
 
@@ -45,8 +45,8 @@ def capture(lab: str | None, as_json: bool, name: str, file: str, force: bool, *
     A link's packets are recorded where they leave their border router: before the link delays or loses them. TCP
     super-packets (up to 64 KiB) are recorded as they pass. With --json, the account is printed at the end.
     """
-    from testbed.capture.session import capture as run
-    from testbed.capture.session import open_output
+    from testbed.capture.run import capture as run
+    from testbed.capture.run import open_output
     from testbed.lab.record import LabError
 
     order = _order(name, options)
@@ -86,7 +86,7 @@ def capture(lab: str | None, as_json: bool, name: str, file: str, force: bool, *
 def _order(name: str, options: dict[str, Any]) -> Any:
     """The options as the session takes them. Raises UsageError."""
     from testbed.capture.ring import BLOCK_BYTES, Selection
-    from testbed.capture.session import Order
+    from testbed.capture.run import Order
     from testbed.units import UnitError, parse_duration, parse_size
 
     headers_only, snaplen = options["headers_only"], options["snaplen"]

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from testbed.capture.capture_points import capture
 from testbed.capture.counters import count_bytes
-from testbed.capture.points import capture
 from testbed.congestion.control import Congestion
 from testbed.congestion.timeline import Timeline
 from testbed.lab.control import Reply

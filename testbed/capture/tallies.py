@@ -1,4 +1,4 @@
-"""The tallies of an audit: bytes by class, pair of workers, direction and request. Compares nothing; see `compare`."""
+"""The tallies of an audit: bytes by class, pair of workers, direction and request. Compares nothing; see `audit`."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -41,7 +41,7 @@ class PairBytes:
 
 @dataclass(slots=True)
 class DirectionFacts:
-    """What is not a class: TCP payload that crossed again, and what the capture missed."""
+    """TCP payload of one direction: bytes in all, bytes that crossed again, and bytes that the capture missed."""
 
     payload_bytes: int = 0
     retransmitted_bytes: int = 0
@@ -63,7 +63,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """One TCP connection, as far as sequence numbers tell: what there is to know without payload."""
+    """One TCP connection, as far as sequence numbers tell, without payload."""
 
     source: str  # HOST:PORT, or ADDRESS:PORT
     target: str
@@ -80,8 +80,8 @@ class RequestBytes:
     ids: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
 
-class Books:
-    """Everything that was learnt from one capture. `counted` says when each pair (sender, receiver) was counted."""
+class Tallies:
+    """The tallies of one capture. `counted` says when each pair (sender, receiver) was counted."""
 
     def __init__(self, context: Context, counted: Mapping[tuple[str, str], PairCount]) -> None:
         self._context = context
@@ -94,7 +94,7 @@ class Books:
         self.transfers: dict[str, Transfer] = {}
         self.connections: list[Connection] = []
 
-    # -- what a flow asks --------------------------------------------------------------------------------------
+    # -- asked by a connection --------------------------------------------------------------------------------------
 
     def host_at(self, end: tuple[bytes, int]) -> LabHost | None:
         return self._hosts.get(".".join(map(str, end[0])))
@@ -114,7 +114,7 @@ class Books:
         return any(host is not None and host.port == port and wanted(host.role) for host, port in ends)
 
     def direction_of(self, segment: Segment, sender: LabHost | None, receiver: LabHost | None) -> str:
-        """What the rows of a table call the way of a segment."""
+        """The direction of a segment, as the rows of a table name it."""
         if sender is not None and receiver is not None:
             passage = self._context.passage(sender, receiver)
             if passage is not None:
@@ -122,12 +122,12 @@ class Books:
         return self.direction_at(segment.interface, segment.arriving)
 
     def direction_at(self, interface: int, arriving: bool) -> str:
-        """The way of whatever passes an interface of the capture."""
+        """The direction of a packet that passes an interface of the capture."""
         if interface < len(self._context.interfaces):
             return self._context.interfaces[interface][arriving]
         return "elsewhere"
 
-    # -- what a flow tells -------------------------------------------------------------------------------------
+    # -- told by a connection -------------------------------------------------------------------------------------
 
     def note(self, passed: Passed, sender: LabHost, receiver: LabHost, direction: str) -> None:
         """One frame, or bytes of none."""
@@ -149,7 +149,7 @@ class Books:
 
     @staticmethod
     def _place(passed: Passed, pair: PairBytes, count: PairCount, passage: Passage | None) -> None:
-        """Whether a frame crossed while it was counted, at either end."""
+        """Count a frame at either end where it crossed while that end counted."""
         before_ns, after_ns = (0, 0) if passage is None else (passage.before_ns, passage.after_ns)
         begin, end = count.sent_within
         time_ns, size = passed.piece.time_ns, passed.piece.size

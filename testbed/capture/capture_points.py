@@ -1,4 +1,4 @@
-"""What the supervisor answers to a capture: where to open sockets, and what an audit will need to know of the lab.
+"""Capture points in a lab: where a capture opens its sockets, and what its file says of the lab for a later audit.
 
 Runs inside the lab. A link is captured where each direction leaves its border router, before the link's own delay
 and loss; `at` chooses one router, and both directions as they pass there. A host is captured at its interface.
@@ -21,7 +21,7 @@ NAMESPACES = ("user", "pid")  # of the lab, before one "net" for each point
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class CapturePoint:
     """One socket to be opened in the network namespace of `pid`."""
 
     pid: int
@@ -41,7 +41,7 @@ def capture(lab: "RunningLab", request: dict[str, Any]) -> Reply:
     return {"points": [asdict(point) for point in points], "context": context.to_comment()}, fds
 
 
-def describe(lab: "RunningLab", name: str, at: str | None) -> tuple[list[Point], Context]:
+def describe(lab: "RunningLab", name: str, at: str | None) -> tuple[list[CapturePoint], Context]:
     """Points and context of a WAN link or host. Raises LookupError for names that the lab does not know."""
     plan = lab.plan
     links = {wan.name: wan for wan in plan.wans}
@@ -55,7 +55,7 @@ def describe(lab: "RunningLab", name: str, at: str | None) -> tuple[list[Point],
             raise LookupError(f'--at chooses an end of a WAN link, and "{name}" is a host; leave it out')
         host = name
         leaving, arriving = f"from {name}", f"to {name}"
-        points = [Point(lab.network.pid_of(name), HOST_IFNAME, name, f"interface of {name}", leaving, arriving)]
+        points = [CapturePoint(lab.network.pid_of(name), HOST_IFNAME, name, f"interface of {name}", leaving, arriving)]
         passages = tuple(_host_passages(lab, name))
     else:
         raise LookupError(
@@ -73,19 +73,19 @@ def describe(lab: "RunningLab", name: str, at: str | None) -> tuple[list[Point],
     return points, context
 
 
-def _link_points(lab: "RunningLab", wan: WanPlan, at: str | None) -> list[Point]:
+def _link_points(lab: "RunningLab", wan: WanPlan, at: str | None) -> list[CapturePoint]:
     there, back = f"{wan.a} > {wan.b}", f"{wan.b} > {wan.a}"
     ends = lab.network.links[wan.name].ends
     sides = [(wan.a, ends[0], there, back), (wan.b, ends[1], back, there)]
     if at is None:
         return [
-            Point(end.pid, end.ifname, f"{wan.name} {leaving}", f"leaving router.{datacenter}", leaving, None)
+            CapturePoint(end.pid, end.ifname, f"{wan.name} {leaving}", f"leaving router.{datacenter}", leaving, None)
             for datacenter, end, leaving, _ in sides
         ]
     if at not in (wan.a, wan.b):
         raise LookupError(f'WAN link "{wan.name}" has no end in "{at}"; its ends are {wan.a} and {wan.b}')
     return [
-        Point(end.pid, end.ifname, wan.name, f"at router.{datacenter}", leaving, arriving)
+        CapturePoint(end.pid, end.ifname, wan.name, f"at router.{datacenter}", leaving, arriving)
         for datacenter, end, leaving, arriving in sides
         if datacenter == at
     ]
@@ -126,7 +126,7 @@ def _sources(plan: LabPlan, route: RoutePlan) -> list[str]:
 
 
 def _delays_ns(lab: "RunningLab", route: RoutePlan) -> list[int]:
-    """What each link of a route is asked to delay, one way, now."""
+    """The one-way delay that each link of a route is asked for now."""
     wans = {wan.name: wan for wan in lab.plan.wans}
     return [
         lab.wan.asked(link, "forward" if source == wans[link].a else "backward").delay_ns

@@ -1,4 +1,4 @@
-"""What a capture holds against what the workers counted: rows by class and direction, by request, and a verdict.
+"""A capture held against the workers' own counts: rows by class and direction, by request, and a verdict.
 
 Pure but for reading the file and the notes. Counters are compared over the time between two readings inside the
 capture (see `counters.count_pair`); both the sender's and the receiver's count are held against the packets.
@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from testbed.capture import counters, pcapng
-from testbed.capture.books import Books, Connection, DirectionFacts, PairBytes, RequestBytes
 from testbed.capture.context import Context, LabHost
 from testbed.capture.counters import PairCount, Window, count_pair
-from testbed.capture.flows import FlowTable
 from testbed.capture.packets import FileFacts, read_segments
+from testbed.capture.tallies import Connection, DirectionFacts, PairBytes, RequestBytes, Tallies
+from testbed.capture.tcp import ConnectionTable
 from workers.wire.counters import CLASSES
 from workers.wire.dissect import UNKNOWN
 
@@ -26,7 +26,7 @@ Counted = Mapping[tuple[str, str], PairCount]  # by sender and receiver
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ClassRow:
     """Bytes of one class in one direction. None: not counted by anybody."""
 
     traffic: str
@@ -95,7 +95,7 @@ class Audit:
     context: Context
     facts: FileFacts
     dropped: int | None  # packets that the capture lost; None: not known
-    rows: list[Row] = field(default_factory=list)
+    rows: list[ClassRow] = field(default_factory=list)
     directions: dict[str, DirectionFacts] = field(default_factory=dict)
     connections: list[Connection] = field(default_factory=list)
     other_packets: dict[str, int] = field(default_factory=dict)  # not TCP, by direction
@@ -120,27 +120,27 @@ def audit(file: Path, context: Context, records: Path | None) -> Audit:
     accounts = pcapng.read_statistics(file)
     begin_ns, end_ns = _span(file, context, accounts)
     counted = {} if records is None else _counted(context, records, (begin_ns, end_ns))
-    books, facts = Books(context, counted), FileFacts()
-    flows = FlowTable(books)
+    tallies, facts = Tallies(context, counted), FileFacts()
+    connections = ConnectionTable(tallies)
     for segment in read_segments(file, facts):
-        flows.take(segment)
-    flows.close()
+        connections.take(segment)
+    connections.close()
     result = Audit(context, facts, sum(account.dropped for account in accounts) if accounts else None)
-    result.directions = dict(books.directions)
-    result.connections = books.connections
+    result.directions = dict(tallies.directions)
+    result.connections = tallies.connections
     for (interface, arriving), packets in facts.other_packets.items():
-        direction = books.direction_at(interface, arriving)
+        direction = tallies.direction_at(interface, arriving)
         result.other_packets[direction] = result.other_packets.get(direction, 0) + packets
-    result.rows = [*_worker_rows(context, books, counted if records is not None else None), *_plain_rows(books)]
-    result.requests = _request_rows(books, None if records is None else records / "requests.jsonl")
+    result.rows = [*_worker_rows(context, tallies, counted if records is not None else None), *_plain_rows(tallies)]
+    result.requests = _request_rows(tallies, None if records is None else records / "requests.jsonl")
     if records is not None:
-        result.problems += _uncounted(context, books, counted)
+        result.problems += _uncounted(context, tallies, counted)
     result.notes += _notes(result, counted, begin_ns, end_ns)
     return result
 
 
 def _span(file: Path, context: Context, accounts: list[pcapng.Statistics]) -> tuple[int, int]:
-    """When everything was captured, Unix nanoseconds; from the packets where the file does not say."""
+    """The time in which everything was captured, Unix nanoseconds; from the packets where the file does not say."""
     if accounts:
         return max(account.begun_ns for account in accounts), min(account.ended_ns for account in accounts)
     facts = FileFacts()
@@ -164,9 +164,9 @@ def _counted(context: Context, records: Path, within: Window) -> Counted:
     return pairs
 
 
-def _pairs(context: Context, books: Books) -> Iterator[tuple[LabHost, LabHost, str]]:
+def _pairs(context: Context, tallies: Tallies) -> Iterator[tuple[LabHost, LabHost, str]]:
     """Workers whose traffic must be in the file, with its direction; those seen, where that is not known."""
-    seen = {(sender, receiver) for sender, receiver, _ in books.pairs}
+    seen = {(sender, receiver) for sender, receiver, _ in tallies.pairs}
     workers = [host for host in context.hosts if host.role]
     for sender in workers:
         for receiver in workers:
@@ -176,19 +176,21 @@ def _pairs(context: Context, books: Books) -> Iterator[tuple[LabHost, LabHost, s
             yield sender, receiver, passage.direction
 
 
-def _worker_rows(context: Context, books: Books, counted: Counted | None) -> list[Row]:
+def _worker_rows(context: Context, tallies: Tallies, counted: Counted | None) -> list[ClassRow]:
     by_direction: dict[str, list[tuple[str, str]]] = defaultdict(list)
-    for sender, receiver, direction in _pairs(context, books):
+    for sender, receiver, direction in _pairs(context, tallies):
         by_direction[direction].append((sender.name, receiver.name))
     rows = []
     for direction, pairs in by_direction.items():
-        unknown = [books.pairs.get((*pair, UNKNOWN), PairBytes()) for pair in pairs]
+        unknown = [tallies.pairs.get((*pair, UNKNOWN), PairBytes()) for pair in pairs]
         untold = any(entry.total > entry.head for entry in unknown)
-        rows += [_row(traffic, (traffic,), direction, pairs, books, counted, judged=not untold) for traffic in CLASSES]
+        rows += [
+            _row(traffic, (traffic,), direction, pairs, tallies, counted, judged=not untold) for traffic in CLASSES
+        ]
         if any(entry.total for entry in unknown):
-            rows.append(_row(UNKNOWN, (UNKNOWN,), direction, pairs, books, None, judged=False))
+            rows.append(_row(UNKNOWN, (UNKNOWN,), direction, pairs, tallies, None, judged=False))
         everything = (*CLASSES, UNKNOWN)
-        rows.append(_row(TOTAL, everything, direction, pairs, books, counted, judged=True))
+        rows.append(_row(TOTAL, everything, direction, pairs, tallies, counted, judged=True))
     return rows
 
 
@@ -197,22 +199,24 @@ def _row(
     classes: tuple[str, ...],
     direction: str,
     pairs: list[tuple[str, str]],
-    books: Books,
+    tallies: Tallies,
     counted: Counted | None,
     *,
     judged: bool,
-) -> Row:
-    seen = {pair: [books.pairs[(*pair, name)] for name in classes if (*pair, name) in books.pairs] for pair in pairs}
+) -> ClassRow:
+    seen = {
+        pair: [tallies.pairs[(*pair, name)] for name in classes if (*pair, name) in tallies.pairs] for pair in pairs
+    }
     everything = [entry for entries in seen.values() for entry in entries]
     in_file, at_edges = sum(entry.total for entry in everything), sum(entry.at_edges for entry in everything)
-    unknown = [books.pairs[(*pair, UNKNOWN)] for pair in pairs if (*pair, UNKNOWN) in books.pairs]
+    unknown = [tallies.pairs[(*pair, UNKNOWN)] for pair in pairs if (*pair, UNKNOWN) in tallies.pairs]
     if UNKNOWN not in classes:  # a frame that had begun before the capture may be of this class
         at_edges += sum(entry.at_edges for entry in unknown)
     if counted is None:
-        return Row(traffic, direction, in_file)
+        return ClassRow(traffic, direction, in_file)
     known = [pair for pair in pairs if pair in counted]
     compared = [entry for pair in known for entry in seen[pair]]
-    return Row(
+    return ClassRow(
         traffic,
         direction,
         in_file,
@@ -226,32 +230,32 @@ def _row(
     )
 
 
-def _plain_rows(books: Books) -> list[Row]:
-    return [Row(traffic, direction, size) for (traffic, direction), size in sorted(books.classes.items())]
+def _plain_rows(tallies: Tallies) -> list[ClassRow]:
+    return [ClassRow(traffic, direction, size) for (traffic, direction), size in sorted(tallies.classes.items())]
 
 
-def _uncounted(context: Context, books: Books, counted: Counted) -> Iterator[str]:
+def _uncounted(context: Context, tallies: Tallies, counted: Counted) -> Iterator[str]:
     """Workers that took part and whose counters say nothing about the time of the capture."""
-    for sender, receiver, _ in _pairs(context, books):
+    for sender, receiver, _ in _pairs(context, tallies):
         pair = (sender.name, receiver.name)
-        if pair not in counted and any((*pair, name) in books.pairs for name in (*CLASSES, UNKNOWN)):
+        if pair not in counted and any((*pair, name) in tallies.pairs for name in (*CLASSES, UNKNOWN)):
             yield f"{pair[0]} or {pair[1]} noted its counters less than twice during the capture: nothing to compare"
 
 
-def _request_rows(books: Books, records: Path | None) -> list[RequestRow]:
+def _request_rows(tallies: Tallies, records: Path | None) -> list[RequestRow]:
     recorded = {} if records is None or not records.exists() else dict(_recorded_kv(records))
     # where the answers to transfers were not captured, nobody can tell which of them were completed
-    answers = any(transfer.received for transfer in books.transfers.values())
+    answers = any(transfer.received for transfer in tallies.transfers.values())
     kv: dict[str, dict[tuple[str, str], int]] = defaultdict(dict)
     torn = set()
-    for transfer in books.transfers.values():
+    for transfer in tallies.transfers.values():
         if transfer.begun and transfer.received:
             ends = (transfer.sender, transfer.receiver)
             kv[transfer.request][ends] = kv[transfer.request].get(ends, 0) + transfer.kv_bytes
         elif answers and (transfer.received or not transfer.ended):
             torn.add(transfer.request)
     rows = []
-    for name, request in books.requests.items():
+    for name, request in tallies.requests.items():
         spans = recorded.get(name)
         compared = None
         if spans is not None and answers and name not in torn and kv[name]:
@@ -280,7 +284,7 @@ def _recorded_kv(requests: Path) -> Iterator[tuple[str, dict[tuple[str, str], in
 
 
 def _notes(result: Audit, counted: Counted, begin_ns: int, end_ns: int) -> Iterator[str]:
-    """What a reader of the table should know."""
+    """Notes for the reader of the table."""
     if result.dropped is None:
         yield "the file does not say how many packets the capture dropped (it did not end properly, or is not ours)"
     elif result.dropped:

@@ -1,4 +1,4 @@
-"""A capture as its user sees it: opens the file, sends the recorder into the lab, follows it, and ends it cleanly.
+"""One capture, from outside the lab: opens the file, sends the recorder into the lab, follows it, ends it cleanly.
 
     pddbed capture --fork--> joins the lab's PID namespace --fork--> recorder (sockets; dies with the lab)
 
@@ -19,9 +19,9 @@ from typing import Any
 
 from testbed.capture import pcapng
 from testbed.capture.context import Context
-from testbed.capture.inside import enter_and_record
+from testbed.capture.counters import CounterReader, lags_s
+from testbed.capture.recorder import enter_and_record
 from testbed.capture.ring import Selection
-from testbed.capture.settling import Settling, lags_s
 from testbed.lab.control import ask_lab
 from testbed.lab.record import LabError, Record
 
@@ -30,7 +30,7 @@ _POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is to be captured. `at`: one end of a link (a datacenter); None: each direction where it leaves."""
+    """The parameters of a capture. `at`: one end of a link (a datacenter); None: each direction where it leaves."""
 
     name: str
     at: str | None
@@ -42,7 +42,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of it. `error` is None when the capture ended as it should."""
+    """The result of a capture. `error` is None when the capture ended as it should."""
 
     packets: int
     dropped: int | None  # None: not known, the recorder was killed
@@ -91,13 +91,13 @@ def capture(
     for fd in (report, stop):
         os.close(fd)
     try:
-        return _Session(record, order, context, child, out, reading, stopping, on_event).follow()
+        return _Run(record, order, context, child, out, reading, stopping, on_event).follow()
     finally:
         for fd in (out, reading):
             os.close(fd)
 
 
-class _Session:
+class _Run:
     """Follows one recorder."""
 
     def __init__(
@@ -124,9 +124,9 @@ class _Session:
         self._lags_s = lags_s(context)
         self._began = 0.0
         self._interrupts = 0
-        self._first = Settling(record, 0)  # made anew when recording begins
+        self._first = CounterReader(record, 0)  # made anew when recording begins
         self._first_is_done = False
-        self._last: Settling | None = None
+        self._last: CounterReader | None = None
 
     def follow(self) -> Outcome:
         with self._interruptible():
@@ -159,7 +159,7 @@ class _Session:
         if self._stopping is None or not self._began:
             return True
         if self._last is None and (self._interrupts or self._is_over()):
-            self._last = Settling(self._record, self._order.settle_s, after_s=self._lags_s[1])
+            self._last = CounterReader(self._record, self._order.settle_s, after_s=self._lags_s[1])
             self._on_event({"event": "settling"})
         if self._last is None:
             self._first_is_done = self._first_is_done or self._first.step()
@@ -181,7 +181,7 @@ class _Session:
                 setattr(self, f"_{name}", event[name])
         if event["event"] == "started":
             self._began = time.monotonic()
-            self._first = Settling(self._record, self._order.settle_s, before_s=self._lags_s[0])
+            self._first = CounterReader(self._record, self._order.settle_s, before_s=self._lags_s[0])
         elif event["event"] == "full":
             self._end_recording()
         elif event["event"] == "failed":

@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.capture.stream import GRACE_NS, HalfStream
+from testbed.capture.tcp import GRACE_NS, HalfStream
 
 NS = 1_000_000
 

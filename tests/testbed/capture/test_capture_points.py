@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from testbed.capture.points import describe
+from testbed.capture.capture_points import describe
 from testbed.topology import load_plan
 
 # a chain: main -10ms- middle -30ms- far; the second link is written against the direction of travel
