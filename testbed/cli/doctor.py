@@ -1,10 +1,14 @@
 """`pddbed doctor`: what this machine can do, and what to do where it cannot."""
 
+from typing import TYPE_CHECKING
+
 import click
 
 from testbed.cli.options import json_option, print_json
 from testbed.cli.output import echo, harmless
-from testbed.doctor.findings import Examination
+
+if TYPE_CHECKING:
+    from testbed.doctor.examination import Examination
 
 _COLOURS = {"ok": "green", "limited": "yellow", "missing": "red"}
 
@@ -17,7 +21,7 @@ def doctor(context: click.Context, as_json: bool) -> None:
 
     Exit status 0 when a lab can be raised, 1 otherwise. Changes nothing.
     """
-    from testbed.doctor.probes import examine
+    from testbed.doctor.examination import examine
 
     examination = examine()
     if as_json:
@@ -28,7 +32,7 @@ def doctor(context: click.Context, as_json: bool) -> None:
         context.exit(1)
 
 
-def _print(examination: Examination) -> None:
+def _print(examination: "Examination") -> None:
     width = max(len(finding.name) for finding in examination.findings)
     for finding in examination.findings:
         state = click.style(f"{finding.state:<8}", fg=_COLOURS[finding.state])

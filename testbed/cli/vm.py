@@ -8,11 +8,11 @@ import click
 
 from testbed.cli import CommandError, Interrupted
 from testbed.cli.output import echo
-from testbed.vm.errors import VmError
 from testbed.vm.image import VmImage, default_cache, ensure_image
 from testbed.vm.job import VmJob, guest_environment
-from testbed.vm.run import main_cpus
+from testbed.vm.run import default_cpus
 from testbed.vm.run import run as run_vm
+from testbed.vm.tools import VmError
 
 
 def _say(line: str) -> None:
@@ -69,7 +69,7 @@ def run(
         environment=guest_environment(os.environ, names),
         timeout_s=timeout,
         memory=memory,
-        cpus=cpus or main_cpus(),
+        cpus=cpus or default_cpus(),
         output=output,
     )
     image = _image()

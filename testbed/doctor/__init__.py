@@ -1,5 +1,5 @@
-"""What this machine can do for a lab, and the next step where it cannot.
+"""An examination of this machine: whether it can raise a lab, and the next step where it cannot.
 
-`findings` holds the values and the verdict (pure), `probes` tries things out, `inside` is the program that is tried
-in namespaces of its own. Changes nothing on the machine.
+`examination` tries things out and gives the verdict, `namespaces` is the program that it runs in namespaces of its own.
+Changes nothing on the machine.
 """

@@ -1,4 +1,4 @@
-"""Says, before anything is installed, when PyTorch's build from this package index is far larger than a CPU needs.
+"""A notice, before anything is installed, where this package index has only a large CUDA build of PyTorch.
 
 Runs with an interpreter that has nothing but pip. Prints at most one paragraph, and never fails.
 """
@@ -22,7 +22,7 @@ def needs_cuda_packages(report: dict) -> bool:
 
 
 def notice(cuda: bool | None, gpu: bool) -> str:
-    """What whoever waits for the installation should know; `cuda` is None where pip could not tell in time."""
+    """The notice for whoever waits for the installation; `cuda` is None where pip could not tell in time."""
     if cuda is False or gpu:
         return f"PyTorch and the rest take {CUDA_SIZE if cuda else CPU_SIZE}"
     sure = "has a CUDA build of PyTorch only" if cuda else "may have a CUDA build of PyTorch only"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from testbed import owned
 from testbed.vagrant import machine, sandbox
-from testbed.vagrant.errors import VagrantError
+from testbed.vagrant.machine import VagrantError
 
 SETTLE_S = 10  # the kernel ends processes and mounts of a killed namespace in the background
 
@@ -47,7 +47,7 @@ def run(port: int, results: Path, box_only: bool) -> int:
         owned.mark(work, sandbox.KIND)
         try:
             arguments = [str(cache), str(work), str(port)] + ["--box-only"] * box_only
-            status = sandbox.run("testbed.vagrant.inside", arguments)
+            status = sandbox.run("testbed.vagrant.run", arguments)
             if (work / "results").is_dir():
                 shutil.copytree(work / "results", results, dirs_exist_ok=True)
         finally:
@@ -97,7 +97,7 @@ def sweep(cache: Path) -> None:
 
 
 def additions_after_settling(before: dict[str, set[str]]) -> list[str]:
-    """What is new on the host, once it has had the time to go."""
+    """Things that are new on the host, once they have had the time to go."""
     deadline = time.monotonic() + SETTLE_S
     while (left := machine.additions(before, machine.host_state())) and time.monotonic() < deadline:
         time.sleep(0.2)

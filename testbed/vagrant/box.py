@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from testbed import owned
-from testbed.vagrant.errors import VagrantError
+from testbed.vagrant.machine import VagrantError
 
 BOX_NAME = "debian/bookworm64"  # as the Vagrantfile has it
 FOLDER = BOX_NAME.replace("/", "-VAGRANTSLASH-")  # as Vagrant writes it
@@ -70,7 +70,7 @@ def find(cache: Path, project: Path) -> Box | None:
 
 
 def damage(directory: Path) -> str | None:
-    """What is wrong with a box's files, or None."""
+    """A mistake in a box's files, or None."""
     try:
         manifest: dict[str, str] = json.loads((directory / MANIFEST).read_text())
         lacking = sorted(name for name in manifest if not (directory / name).is_file())

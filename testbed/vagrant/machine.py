@@ -1,15 +1,15 @@
-"""What the host has for the VM, found out before anything is built: programs, room, port, KVM.
+"""The host of a run: programs, room, port and KVM, found out before anything is built, and the user of the run.
 
-Also what the host looks like, to be compared afterwards. Changes nothing.
+Also the state of the host, to be compared afterwards. Changes nothing: the user is in no file of the machine.
 """
 
+import pwd
 import shutil
 import socket
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
-from testbed.vagrant.errors import VagrantError
-from testbed.vagrant.user import NAME, RUN_UIDS, Guest
 from testbed.vm.tools import find_tool
 
 # program -> Debian package; libvirt's daemon alone: its system-wide service is not needed
@@ -30,6 +30,20 @@ PLUGIN = "vagrant-libvirt"
 BUILD_BYTES = 12 * 10**9  # the tree of 2.6 GB, the image of 2.7 GB, the packed box and Vagrant's copy of it
 RUN_BYTES = 5 * 10**9  # libvirt's copy of the image, and what the guest writes
 BOOT_PATIENCE_S = 30
+NAME = "pddbed-vagrant"
+RUN_UIDS = range(64900, 65000)  # where distributions put nobody
+
+
+class VagrantError(Exception):
+    """The VM cannot be built, started or used; the message says what is wrong and what to do next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """The user of one run."""
+
+    uid: int  # also its group's number
+    groups: tuple[int, ...]  # besides its own: the one that may use KVM
 
 
 def lacking() -> list[str]:
@@ -41,7 +55,7 @@ def lacking() -> list[str]:
 
 
 def require_tools() -> None:
-    """Raises VagrantError, naming everything at once."""
+    """Name everything that is missing at once. Raises VagrantError."""
     packages = lacking()
     if packages:
         raise VagrantError(
@@ -80,6 +94,17 @@ def free_port() -> int:
         return port
 
 
+def choose_user() -> Guest:
+    """A user whose number nobody has, neither in /etc/passwd nor as a process. Raises StopIteration after 100."""
+    taken = {user.pw_uid for user in pwd.getpwall()}
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            taken.add(path.stat().st_uid)
+        except OSError:
+            continue
+    return Guest(next(uid for uid in RUN_UIDS if uid not in taken), _kvm_groups())
+
+
 def boots(accelerator: str, kernel: Path, guest: Guest) -> bool:
     """Whether a VM with this kernel boots, as the run's user. /dev/kvm proves nothing: it is there where every boot
     hangs, and where a guest of a few instructions still runs.
@@ -105,7 +130,7 @@ def boots(accelerator: str, kernel: Path, guest: Guest) -> bool:
 
 
 def host_state() -> dict[str, set[str]]:
-    """What a run must not add to: interfaces, libvirt's firewall rules, mounts, users, processes of a run's user."""
+    """The state that a run must not add to: interfaces, firewall rules, mounts, users, processes of a run's user."""
     mounts = Path("/proc/self/mountinfo").read_text().splitlines()
     return {
         "interfaces": {path.name for path in Path("/sys/class/net").iterdir()},
@@ -117,8 +142,17 @@ def host_state() -> dict[str, set[str]]:
 
 
 def additions(before: dict[str, set[str]], after: dict[str, set[str]]) -> list[str]:
-    """What there is on the host that was not there before, one sentence a kind."""
+    """The things on the host that were not there before, one sentence a kind."""
     return [f"new {kind}: {', '.join(sorted(after[kind] - had))}" for kind, had in before.items() if after[kind] - had]
+
+
+def _kvm_groups() -> tuple[int, ...]:
+    """The group of /dev/kvm, unless that is root's."""
+    try:
+        group = Path("/dev/kvm").stat().st_gid
+    except OSError:
+        return ()
+    return (group,) if group else ()
 
 
 def _of_a_run(process: Path) -> bool:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from testbed import interpreter, owned
 from testbed.netns import call
-from testbed.vagrant.user import NAME, Guest, choose
+from testbed.vagrant.machine import NAME, Guest, choose_user
 
 KIND = "Vagrant run"
 PR_SET_PDEATHSIG = 1
@@ -53,7 +53,7 @@ def run(module: str, arguments: list[str]) -> int:
 
 
 def _follow_parent() -> None:
-    """In the child, before unshare: end when this process does, however it does."""
+    """Make the child, before unshare, end when this process does, however it does."""
     call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
@@ -73,7 +73,7 @@ def _first_child(process: subprocess.Popen[bytes]) -> int | None:
 
 
 def become_init(main: Callable[[], int]) -> None:
-    """As PID 1: run `main` in a child, reap everything, exit with its status. Does not return.
+    """Be PID 1: run `main` in a child, reap everything, exit with its status. Does not return.
 
     libvirt asks whether a process is gone by its pid, and a zombie is not gone.
     """
@@ -94,7 +94,7 @@ def become_init(main: Callable[[], int]) -> None:
 
 def furnish(work: Path, boxes: Path | None) -> Guest:
     """Mount the run's places below /mnt (home and project from `work`, boxes read-only) and add its user."""
-    guest = choose()
+    guest = choose_user()
     _mount("-t", "tmpfs", "-o", "mode=755,size=256m", "tmpfs", str(PLACE))
     for name in ("home", "project"):
         (work / name).mkdir(exist_ok=True)

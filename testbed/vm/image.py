@@ -15,14 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from testbed import owned
-from testbed.vm import initramfs, kernel, tools
-from testbed.vm.bzimage import elf_kernel
-from testbed.vm.errors import VmError
+from testbed.vm import kernel, tools
+from testbed.vm.tools import VmError
 
 BOOT_SCRIPT = Path(__file__).parent / "guest" / "boot.sh"
 BUILDERS = (
     BOOT_SCRIPT,
-    *(Path(__file__).with_name(f"{name}.py") for name in ("image", "kernel", "bzimage", "initramfs")),
+    *(Path(__file__).with_name(f"{name}.py") for name in ("image", "kernel")),
 )
 MANIFEST = "manifest.json"
 KIND = "VM image"
@@ -143,11 +142,11 @@ def _build(final: Path, packages: list[str], release: str, busybox: Path) -> Non
         packed = work / "vmlinuz"
         if not packed.exists() or not tree.is_dir():
             raise VmError(f"{packages[0]} holds no kernel or no modules; report this with the package's version")
-        (work / "kernel").write_bytes(elf_kernel(packed.read_bytes()) or packed.read_bytes())
+        (work / "kernel").write_bytes(kernel.elf_kernel(packed.read_bytes()) or packed.read_bytes())
         packed.unlink()
         kernel.index_modules(work, release)
-        order = initramfs.module_order(tree)
-        (work / "initramfs.gz").write_bytes(initramfs.build(busybox, BOOT_SCRIPT, order))
+        order = kernel.module_order(tree)
+        (work / "initramfs.gz").write_bytes(kernel.build_initramfs(busybox, BOOT_SCRIPT, order))
         (work / MANIFEST).write_text(json.dumps(_digests(work), indent=0))
         work.rename(final)
     except BaseException:

@@ -43,7 +43,7 @@ PASSED_VARIABLES = (
 
 @dataclass(frozen=True, slots=True)
 class VmJob:
-    """What to run and with how much machine. `argv` and `environment` may hold any bytes but NUL."""
+    """One command and the machine that it gets. `argv` and `environment` may hold any bytes but NUL."""
 
     argv: tuple[str, ...]
     directory: Path
@@ -55,7 +55,7 @@ class VmJob:
 
 
 def guest_environment(caller: Mapping[str, str], extra: Sequence[str] = ()) -> dict[str, str]:
-    """What of the caller's environment the command sees: a short list, PDDBED_*, and the names in `extra`.
+    """The part of the caller's environment that the command sees: a short list, PDDBED_*, and the names in `extra`.
 
     This interpreter's programs come first on PATH, since sudo's PATH lacks a virtual environment.
     """

@@ -1,7 +1,7 @@
 """One run of the VM: start QEMU, pass the guest's output on as it comes, end QEMU whatever happens.
 
-Owns the process, the time-out and the clean-up. The result is the command's own status, or 124 and 125 as
-`timeout` and container tools use them.
+Owns the process, its command line, the time-out and the clean-up. The result is the command's own status, or 124 and
+125 as `timeout` and container tools use them.
 """
 
 import contextlib
@@ -14,20 +14,25 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
 from testbed.vm import tools
 from testbed.vm.image import VmImage, in_use
 from testbed.vm.job import VmJob, copy_output, job_directory
-from testbed.vm.qemu import command_line
-from testbed.vm.streams import TrailedStream
 
 STATUS_TIMEOUT = 124
 STATUS_GUEST_DIED = 125
 PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)  # loaded before the fork that uses it
+# Nehalem, not `max`: emulated AVX2 is 25 times slower than SSE. Never KVM: its device node exists on machines
+# (Firecracker guests among them) where starting a guest hangs.
+CPU_MODEL = "Nehalem"
+KERNEL_ARGUMENTS = (
+    "console=ttyS0 quiet panic=-1 mitigations=off nokaslr random.trust_cpu=on tsc=reliable cryptomgr.notests "
+    "net.ifnames=0"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,44 @@ class VmResult:
 
     status: int
     message: str | None = None
+
+
+@dataclass(slots=True)
+class TrailedStream:
+    """Splits `data \\0 NONCE status \\n` into data, passed on at once, and the status.
+
+    Only bytes that could begin the trailer are held back, so output is live.
+    """
+
+    nonce: bytes
+    status: int | None = None
+    _held: bytes = field(default=b"")
+
+    @property
+    def marker(self) -> bytes:
+        return b"\0" + self.nonce + b" "
+
+    def feed(self, data: bytes) -> bytes:
+        """The bytes of `data` (and of earlier calls) that are certainly output."""
+        if self.status is not None:
+            return b""
+        held = self._held + data
+        start = held.find(self.marker)
+        if start >= 0:
+            number, newline, _ = held[start + len(self.marker) :].partition(b"\n")
+            if newline:
+                self.status = int(number)
+                self._held = b""
+                return held[:start]
+        else:
+            start = len(held) - _overlap(held, self.marker)
+        self._held = held[start:]
+        return held[:start]
+
+    def rest(self) -> bytes:
+        """The bytes held back, when the stream ended without a trailer."""
+        held, self._held = self._held, b""
+        return held
 
 
 def run(
@@ -126,7 +169,7 @@ def _write_all(target: int, data: bytes) -> None:
 
 
 def _post_mortem(directory: Path, qemu_status: int) -> str:
-    """Why the VM ended before its command: QEMU's complaint or the end of the guest's console."""
+    """The reason why the VM ended before its command: QEMU's complaint or the end of the guest's console."""
     lines: list[str] = []
     for name in ("qemu.log", "console.log"):
         with contextlib.suppress(OSError):
@@ -173,6 +216,47 @@ def _signals_raise() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def main_cpus() -> int:
-    """As many as this process may use, at most four: more emulated CPUs only spin."""
+def default_cpus() -> int:
+    """The number of CPUs that this process may use, at most four: more emulated CPUs only spin."""
     return max(1, min(4, len(os.sched_getaffinity(0))))
+
+
+def command_line(
+    qemu: str, image: VmImage, job_directory: Path, stdout_fd: int, stderr_fd: int, memory: str, cpus: int
+) -> list[str]:
+    """QEMU with the host's root read-only, the job directory read-write, two byte streams out, no network.
+
+    `stdout_fd` and `stderr_fd` are inherited connected stream sockets.
+    """
+    return [
+        *(qemu, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-nic", "none"),
+        *("-M", "q35", "-accel", "tcg,thread=multi", "-cpu", CPU_MODEL, "-smp", str(cpus), "-m", memory),
+        *("-kernel", str(image.kernel), "-initrd", str(image.initramfs), "-append", KERNEL_ARGUMENTS),
+        *("-serial", f"file:{escape(job_directory / 'console.log')}"),
+        *_shared_directory("host", Path("/"), "readonly=on,multidevs=remap"),
+        *_shared_directory("job", job_directory, "readonly=off"),
+        *("-device", "virtio-serial-pci"),
+        *("-chardev", f"socket,id=stdout,fd={stdout_fd}", "-device", "virtserialport,chardev=stdout,nr=1"),
+        *("-chardev", f"socket,id=stderr,fd={stderr_fd}", "-device", "virtserialport,chardev=stderr,nr=2"),
+    ]
+
+
+def escape(path: Path) -> str:
+    """A path inside one of QEMU's comma-separated option lists."""
+    return str(path).replace(",", ",,")
+
+
+def _shared_directory(tag: str, path: Path, options: str) -> tuple[str, ...]:
+    # security_model=none: as an ordinary user, ownership cannot be changed and need not be.
+    return (
+        *("-fsdev", f"local,id={tag},path={escape(path)},security_model=none,{options}"),
+        *("-device", f"virtio-9p-pci,fsdev={tag},mount_tag={tag}"),
+    )
+
+
+def _overlap(data: bytes, marker: bytes) -> int:
+    """Length of the longest end of `data` that begins `marker`."""
+    for length in range(min(len(data), len(marker) - 1), 0, -1):
+        if data.endswith(marker[:length]):
+            return length
+    return 0

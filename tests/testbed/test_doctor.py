@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.doctor.findings import Examination, limited, missing, ok
+from testbed.doctor.examination import Examination, limited, missing, ok
 from tests.conftest import ROOT, run_pddbed
 
 

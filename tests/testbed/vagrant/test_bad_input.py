@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from testbed.vagrant import box, machine
-from testbed.vagrant.errors import VagrantError
-from testbed.vagrant.session import Session
-from testbed.vagrant.user import Guest
+from testbed.vagrant.machine import Guest, VagrantError
+from testbed.vagrant.vagrant import Vagrant
 from tests.conftest import ROOT
 
 
@@ -108,8 +107,8 @@ def test_vagrant_is_not_started_where_it_would_put_a_bridge_on_the_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uid: int
 ) -> None:
     """Without the Vagrantfile of its home that chooses the session, or as root, whose libvirt is the system's."""
-    monkeypatch.setattr(Session, "vagrant_home", tmp_path)
+    monkeypatch.setattr(Vagrant, "vagrant_home", tmp_path)
     if uid == 0:
         (tmp_path / "Vagrantfile").write_bytes((ROOT / "testbed" / "vagrant" / "home.Vagrantfile").read_bytes())
     with pytest.raises(VagrantError, match="would put a bridge"):
-        Session(Guest(uid, ()), 8000, 2222, kvm=False).up(print)
+        Vagrant(Guest(uid, ()), 8000, 2222, kvm=False).up(print)

@@ -1,11 +1,11 @@
-"""What of the working tree gets into the VM."""
+"""The part of the working tree that gets into the VM."""
 
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from testbed.vagrant import inside
+from testbed.vagrant import run
 
 
 def test_the_copy_is_the_working_tree_without_what_git_ignores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,11 +23,11 @@ def test_the_copy_is_the_working_tree_without_what_git_ignores(tmp_path: Path, m
     (tree / "new file").write_text("not yet added")
     (tree / ".venv").mkdir()
     (tree / ".venv" / "python").touch()
-    monkeypatch.setattr(inside, "PROJECT", tree)
-    inside.copy_project(copy)
+    monkeypatch.setattr(run, "PROJECT", tree)
+    run.copy_project(copy)
     assert {str(path.relative_to(copy)) for path in copy.rglob("*") if path.is_file()} == {
         ".gitignore", "kept", "below/script.sh", "new file"
     }  # fmt: skip
     assert (copy / "kept").read_text() == "changed since"
     assert (copy / "below/script.sh").stat().st_mode & 0o777 == 0o755
-    assert {path.stat().st_mtime for path in copy.rglob("*") if path.is_file()} == {inside.OLD}
+    assert {path.stat().st_mtime for path in copy.rglob("*") if path.is_file()} == {run.OLD}

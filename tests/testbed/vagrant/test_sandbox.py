@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from testbed.vagrant import machine
-from testbed.vagrant.user import NAME
+from testbed.vagrant.machine import NAME
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.root

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from testbed.vm import bzimage, initramfs
-from testbed.vm.errors import VmError
+from testbed.vm import kernel
 from testbed.vm.image import VmImage, ensure_image, is_intact
+from testbed.vm.tools import VmError
 
 ENSURE = "import sys; from pathlib import Path; from testbed.vm.image import ensure_image; "
 ENSURE += "print(ensure_image(Path(sys.argv[1]), print).directory)"
@@ -61,9 +61,9 @@ def test_busybox_reads_the_archive_that_we_write(tmp_path: Path) -> None:
     script.write_bytes(b"#!/bin/sh\necho odd\n")
     module = tmp_path / "first.ko"
     module.write_bytes(b"\x7fELF odd length")
-    archive = gzip.decompress(initramfs.build(Path("/bin/busybox"), script, [module]))
+    archive = gzip.decompress(kernel.build_initramfs(Path("/bin/busybox"), script, [module]))
     listing = subprocess.run(["busybox", "cpio", "-t"], input=archive, capture_output=True, check=True).stdout
-    assert set(listing.decode().split()) == {*initramfs.DIRECTORIES, "init", "bin/busybox", "modules/00.ko"}
+    assert set(listing.decode().split()) == {*kernel.DIRECTORIES, "init", "bin/busybox", "modules/00.ko"}
     unpacked = tmp_path / "unpacked"
     unpacked.mkdir()
     subprocess.run(["busybox", "cpio", "-i"], input=archive, cwd=unpacked, check=True, capture_output=True)
@@ -78,7 +78,7 @@ def test_modules_are_ordered_so_that_each_finds_what_it_needs(tmp_path: Path) ->
         "k/virtio.ko:\nk/virtio_ring.ko: k/virtio.ko\nk/over-lay.ko.xz:\n"
     )
     (tmp_path / "modules.builtin").write_text("kernel/drivers/char/virtio_console.ko\n")
-    order = initramfs.module_order(tmp_path, ("virtio_console", "9pnet_virtio", "over_lay"))
+    order = kernel.module_order(tmp_path, ("virtio_console", "9pnet_virtio", "over_lay"))
     assert [path.name for path in order] == [
         "virtio.ko",
         "virtio_ring.ko",
@@ -87,14 +87,14 @@ def test_modules_are_ordered_so_that_each_finds_what_it_needs(tmp_path: Path) ->
         "over-lay.ko.xz",
     ]
     with pytest.raises(VmError, match="no module 'virtiofs'"):
-        initramfs.module_order(tmp_path, ("virtiofs",))
+        kernel.module_order(tmp_path, ("virtiofs",))
 
 
 def test_a_kernel_of_unknown_packing_is_left_to_the_loader() -> None:
-    assert bzimage.elf_kernel(b"\0" * 1024) is None
+    assert kernel.elf_kernel(b"\0" * 1024) is None
     packed = bytearray(b"\0" * 4096)
-    packed[bzimage.MAGIC : bzimage.MAGIC + 4] = b"HdrS"
-    assert bzimage.elf_kernel(bytes(packed)) is None
+    packed[kernel.MAGIC : kernel.MAGIC + 4] = b"HdrS"
+    assert kernel.elf_kernel(bytes(packed)) is None
 
 
 def test_missing_programs_are_named_with_their_packages(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.vm.streams import TrailedStream
+from testbed.vm.run import TrailedStream
 
 NONCE = b"0123abcd"
 # Output that looks like pieces of the trailer is what could go wrong.

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from testbed.vagrant.box import BOX_NAME, FOLDER
-from testbed.vagrant.errors import VagrantError
+from testbed.vagrant.machine import NAME, Guest, VagrantError
 from testbed.vagrant.sandbox import PLACE
-from testbed.vagrant.user import NAME, Guest
 
 HOME_FILE = Path(__file__).with_name("home.Vagrantfile")
 SESSION = 'uri = "qemu:///session"'
@@ -24,7 +23,7 @@ UP_PATIENCE_S = 1200
 
 
 @dataclass(frozen=True)
-class Session:
+class Vagrant:
     """Vagrant as `guest`, its home and the project's copy below /mnt."""
 
     guest: Guest
@@ -101,7 +100,7 @@ class Session:
         return self._run("ssh", "-c", command, timeout_s=timeout_s, stdout=None, stderr=None)
 
     def fetch(self, command: str, timeout_s: float, statuses: tuple[int, ...] = (0,)) -> bytes:
-        """What a shell command in the VM writes to stdout. Raises VagrantError when its status is another."""
+        """The output of a shell command in the VM. Raises VagrantError when its status is another."""
         done = self._run("ssh", "-c", command, timeout_s=timeout_s)
         if done.returncode not in statuses:
             said = _tail(done.stdout + done.stderr)

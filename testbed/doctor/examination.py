@@ -1,4 +1,4 @@
-"""Tries out what a lab needs on this machine. Each probe returns findings; `examine` runs them all.
+"""The examination of this machine: one finding for each thing that a lab uses, and a verdict.
 
 Namespaces, bridges and the rest are really made, in namespaces that vanish with the process that made them.
 """
@@ -9,26 +9,70 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from testbed import interpreter
-from testbed.doctor.findings import Examination, Finding, limited, missing, ok
 from testbed.lab import cgroups
 from testbed.links import kernel
 from testbed.topology.checks.memory import machine_memory_bytes
-from testbed.vm.errors import VmError
-from testbed.vm.tools import BUILD_TOOLS, RUN_TOOLS, find_tool, missing_packages, static_busybox
+from testbed.vm.tools import BUILD_TOOLS, RUN_TOOLS, VmError, find_tool, missing_packages, static_busybox
 
+State = Literal["ok", "missing", "limited"]
 NAMESPACE_OPTIONS = ("--net", "--pid", "--mount", "--fork", "--kill-child", "--mount-proc")
 PATIENCE_S = 30
 ENOUGH_MEMORY = 2 * 2**30  # four forked workers of the 135 M model in fp32 share 0.6 GB of weights
 GPUS = Path("/proc/driver/nvidia/gpus")
 
 
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that a lab uses. `missing` stops every lab, `limited` takes something away; both have a next step."""
+
+    name: str
+    state: State
+    detail: str
+    next_step: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """All findings, and the WAN driver that `auto` means here (None: neither works)."""
+
+    findings: tuple[Finding, ...]
+    driver: str | None
+    driver_reason: str
+
+    @property
+    def can_raise_lab(self) -> bool:
+        return self.driver is not None and all(finding.state != "missing" for finding in self.findings)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The examination as `--json` prints it."""
+        return {
+            "can_raise_lab": self.can_raise_lab,
+            "wan_driver": self.driver,
+            "wan_driver_reason": self.driver_reason,
+            "findings": [asdict(finding) for finding in self.findings],
+        }
+
+
+def ok(name: str, detail: str) -> Finding:
+    return Finding(name, "ok", detail)
+
+
+def missing(name: str, detail: str, next_step: str) -> Finding:
+    return Finding(name, "missing", detail, next_step)
+
+
+def limited(name: str, detail: str, next_step: str) -> Finding:
+    return Finding(name, "limited", detail, next_step)
+
+
 def examine() -> Examination:
-    """Everything, in the order in which a lab needs it."""
+    """All findings, in the order in which a lab needs the things."""
     driver, reason = kernel.automatic_driver()
     findings = [
         *_privilege(),
@@ -55,11 +99,11 @@ def _privilege() -> Iterator[Finding]:
 
 
 def _sandbox() -> Iterator[Finding]:
-    """What the lab's namespaces allow, tried from inside."""
+    """The findings about namespaces, tried from inside of some."""
     as_root = () if os.geteuid() == 0 else ("--user", "--map-root-user")
     try:
         done = subprocess.run(
-            ["unshare", *as_root, *NAMESPACE_OPTIONS, "--", *interpreter.program("testbed.doctor.inside")],
+            ["unshare", *as_root, *NAMESPACE_OPTIONS, "--", *interpreter.program("testbed.doctor.namespaces")],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -1,4 +1,4 @@
-"""Run as a program inside new namespaces: makes what a lab is made of, and prints what worked as JSON.
+"""A program that `examination` runs inside new namespaces: makes what a lab is made of, prints as JSON what worked.
 
 Everything it makes is gone when it ends. Each entry is null, or the sentence that the kernel's error comes to.
 """
@@ -17,7 +17,7 @@ LOOPBACK_INDEX = 1
 
 
 def examine() -> dict[str, Any]:
-    """What can be made in the namespaces that this process is in."""
+    """Make each thing in the namespaces that this process is in."""
     with IPRoute() as netlink:
         netlink.link("set", index=LOOPBACK_INDEX, state="up")
         return {

@@ -1,6 +1,6 @@
-"""A run, inside its sandbox: box, VM, what is tried in it, the end. Started by `__main__`; prints as it goes.
+"""One run in its sandbox: box, VM, checks, the end. Started by `__main__`; prints as it goes.
 
-python -m testbed.vagrant.inside CACHE WORK PORT [--box-only]
+python -m testbed.vagrant.run CACHE WORK PORT [--box-only]
 """
 
 import os
@@ -9,10 +9,10 @@ import sys
 import time
 from pathlib import Path
 
-from testbed.vagrant import box, machine, sandbox, trial
-from testbed.vagrant.errors import VagrantError
-from testbed.vagrant.session import Session
-from testbed.vagrant.times import Times
+from testbed.vagrant import box, checks, machine, sandbox
+from testbed.vagrant.checks import Times
+from testbed.vagrant.machine import VagrantError
+from testbed.vagrant.vagrant import Vagrant
 
 PROJECT = Path(__file__).parents[2]
 # One date for every file of the copy: make must find the box's environment newer than the files it was made of.
@@ -46,11 +46,11 @@ def _run(cache: Path, work: Path, port: int, box_only: bool) -> int:
     with times.of("whether KVM works"):
         kvm = machine.boots("kvm", found.kernel, guest)
     say(f"starting the VM {'under KVM' if kvm else 'without KVM, which boots nothing here: its CPU is emulated'}")
-    session = Session(guest, port, machine.free_port(), kvm)
-    session.prepare()
+    vagrant = Vagrant(guest, port, machine.free_port(), kvm)
+    vagrant.prepare()
     sandbox.own(project, guest)
     try:
-        return trial.run(session, times, work / "results")
+        return checks.run(vagrant, times, work / "results")
     finally:
         times.print()
 
@@ -81,12 +81,12 @@ def _build(cache: Path, project: Path, work: Path, port: int) -> box.Box:
         adding = work / "adding"
         adding.mkdir()
         guest = sandbox.furnish(adding, None)
-        session = Session(guest, port, port, kvm=False)
-        session.prepare()
+        vagrant = Vagrant(guest, port, port, kvm=False)
+        vagrant.prepare()
         file.chmod(0o644)
         (sandbox.PLACE / "file").touch()
         subprocess.run(["mount", "--bind", str(file), str(sandbox.PLACE / "file")], check=True)
-        boxes = session.add(sandbox.PLACE / "file")
+        boxes = vagrant.add(sandbox.PLACE / "file")
         return adding / boxes.relative_to(sandbox.PLACE)
 
     return box.build(cache, project, work, add, say)

@@ -1,6 +1,6 @@
-"""What is tried in the VM, one part after the other, from the boot of the Vagrantfile to its end.
+"""The checks in the VM, one after the other, from the boot of the Vagrantfile to its end.
 
-A part that fails is a sentence, and the rest goes on: the end is reached in any case, and the status says.
+A check that fails is a sentence, and the rest goes on: the end is reached in any case, and the status says.
 """
 
 import io
@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from testbed.vagrant import sandbox
-from testbed.vagrant.errors import VagrantError
-from testbed.vagrant.session import Session
-from testbed.vagrant.times import Times
+from testbed.vagrant.machine import VagrantError
+from testbed.vagrant.vagrant import Vagrant
 from testbed.verify.words import shown
 
 LAB = "/vagrant/tests/vagrant/lab.yaml"
@@ -56,11 +55,32 @@ def undisturbed() -> Iterator[None]:
         sandbox.hurry(QEMU, BUSY)
 
 
-class Trial:
+class Times:
+    """Parts in the order in which they ended, each in seconds."""
+
+    def __init__(self) -> None:
+        self.parts: list[tuple[str, float]] = []
+
+    @contextmanager
+    def of(self, part: str) -> Iterator[None]:
+        """Time the block."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.parts.append((part, time.monotonic() - began))
+
+    def print(self) -> None:
+        for part, seconds in self.parts:
+            print(f"  {part:<44} {seconds:7.1f} s")
+        print(f"  {'in all':<44} {sum(seconds for _, seconds in self.parts):7.1f} s", flush=True)
+
+
+class Checks:
     """The parts, each timed, and what has failed so far."""
 
-    def __init__(self, session: Session, times: Times) -> None:
-        self.session = session
+    def __init__(self, vagrant: Vagrant, times: Times) -> None:
+        self.vagrant = vagrant
         self.times = times
         self.failed: list[str] = []
 
@@ -78,28 +98,28 @@ class Trial:
         return True
 
 
-def run(session: Session, times: Times, results: Path) -> int:
+def run(vagrant: Vagrant, times: Times, results: Path) -> int:
     """Everything; the exit status."""
-    trial = Trial(session, times)
+    checks = Checks(vagrant, times)
     try:
-        boot(session, times)
-        trial.part("doctor says netem", lambda: doctor(session))
-        if trial.part("a lab comes up on netem", lambda: raise_lab(session)):
-            trial.part("a request from the host is relayed", lambda: relayed_request(session))
-            trial.part("verify measures what the file says", lambda: verify(session, results))
-            trial.part("the lab goes down", lambda: lower_lab(session))
-        trial.part("conformance of the netem driver", lambda: conformance(session))
-        trial.part("a lab on Open vSwitch", lambda: open_vswitch(session))
-        trial.part("experiment run skew --quick", lambda: experiment(session))
-        trial.part("results fetched", lambda: fetch(session, results))
+        boot(vagrant, times)
+        checks.part("doctor says netem", lambda: doctor(vagrant))
+        if checks.part("a lab comes up on netem", lambda: raise_lab(vagrant)):
+            checks.part("a request from the host is relayed", lambda: relayed_request(vagrant))
+            checks.part("verify measures what the file says", lambda: verify(vagrant, results))
+            checks.part("the lab goes down", lambda: lower_lab(vagrant))
+        checks.part("conformance of the netem driver", lambda: conformance(vagrant))
+        checks.part("a lab on Open vSwitch", lambda: open_vswitch(vagrant))
+        checks.part("experiment run skew --quick", lambda: experiment(vagrant))
+        checks.part("results fetched", lambda: fetch(vagrant, results))
     finally:
-        trial.part("destroy", lambda: destroy(session))
-    if trial.failed:
-        say(f"failed: {'; '.join(trial.failed)}")
-    return 1 if trial.failed else 0
+        checks.part("destroy", lambda: destroy(vagrant))
+    if checks.failed:
+        say(f"failed: {'; '.join(checks.failed)}")
+    return 1 if checks.failed else 0
 
 
-def boot(session: Session, times: Times) -> None:
+def boot(vagrant: Vagrant, times: Times) -> None:
     """`vagrant up` on the shipped Vagrantfile, its provisioning timed by itself. Raises VagrantError."""
     marks = [time.monotonic()]
 
@@ -112,34 +132,34 @@ def boot(session: Session, times: Times) -> None:
         if not line.startswith((" -- ", "    -> ", "Progress")):
             print(f"    {line}", flush=True)
 
-    session.up(heard)
+    vagrant.up(heard)
     marks.append(time.monotonic())
     took = (after - before for before, after in itertools.pairwise(marks))
     times.parts += zip(("up", "provision"), took, strict=False)
 
 
-def doctor(session: Session) -> str:
-    found = pddbed_json(session, "doctor", "--json")
+def doctor(vagrant: Vagrant) -> str:
+    found = pddbed_json(vagrant, "doctor", "--json")
     if found["wan_driver"] != "netem":
         raise VagrantError(f"the guest's driver is {found['wan_driver']}: {found['wan_driver_reason']}")
     return str(found["wan_driver_reason"])
 
 
-def raise_lab(session: Session) -> None:
-    command(session, f"sudo pddbed up {LAB} --api 0.0.0.0:8000")
+def raise_lab(vagrant: Vagrant) -> None:
+    command(vagrant, f"sudo pddbed up {LAB} --api 0.0.0.0:8000")
 
 
-def relayed_request(session: Session) -> str:
+def relayed_request(vagrant: Vagrant) -> str:
     """Through the forwarded port, from this machine; the tokens are those of one process alone in the VM."""
     body = {"model": "tiny", "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
-    request = urllib.request.Request(f"http://127.0.0.1:{session.api_port}/v1/completions", json.dumps(body).encode())
+    request = urllib.request.Request(f"http://127.0.0.1:{vagrant.api_port}/v1/completions", json.dumps(body).encode())
     request.add_header("content-type", "application/json")
     try:
         with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
             answer = json.load(response)["pdd"]
     except urllib.error.HTTPError as error:
         raise VagrantError(f"the gateway answered {error.code}: {error.read().decode(errors='replace')}") from error
-    control = json.loads(session.fetch(f"{PYTHON} python -c {shlex.quote(CONTROL)}", PATIENCE_S))
+    control = json.loads(vagrant.fetch(f"{PYTHON} python -c {shlex.quote(CONTROL)}", PATIENCE_S))
     if answer["token_ids"] != control:
         raise VagrantError(f"the relayed answer differs from the control: {answer['token_ids']} is not {control}")
     made_by = sorted(set(answer["instances"]))
@@ -148,16 +168,16 @@ def relayed_request(session: Session) -> str:
     return f"{len(control)} tokens equal to the control's, {answer['instances'].count('rld0')} of them by the relay"
 
 
-def verify(session: Session, results: Path) -> str:
+def verify(vagrant: Vagrant, results: Path) -> str:
     """Every judged figure within its tolerance. An emulated CPU on a busy machine stands still now and then, which no
     link makes up for: there each figure has up to three measurements, and one of them must be within.
     """
     results.mkdir(exist_ok=True)
-    most = 1 if session.kvm else 3
+    most = 1 if vagrant.kvm else 3
     outstanding: set[tuple[str, str, str]] = set()
     for number in range(1, most + 1):
         with undisturbed():
-            found = pddbed_json(session, "verify", "--json", statuses=(0, 1))
+            found = pddbed_json(vagrant, "verify", "--json", statuses=(0, 1))
         (results / f"verify-{number}.json").write_text(json.dumps(found, indent=1))
         judged = {
             (link["name"], direction, figure["figure"]): figure
@@ -178,69 +198,69 @@ def verify(session: Session, results: Path) -> str:
     raise VagrantError(f"never within its tolerance: {', '.join(' '.join(key) for key in sorted(outstanding))}")
 
 
-def lower_lab(session: Session) -> None:
-    command(session, 'sudo pddbed down --all && test -z "$(ls /run/pddbed)"')
+def lower_lab(vagrant: Vagrant) -> None:
+    command(vagrant, 'sudo pddbed down --all && test -z "$(ls /run/pddbed)"')
 
 
-def conformance(session: Session) -> str:
+def conformance(vagrant: Vagrant) -> str:
     with undisturbed():
-        done = session.fetch(
-            f"mkdir -p {OUT} && {python(session)} {PYTEST} --junitxml={OUT}/conformance.xml tests/conformance "
+        done = vagrant.fetch(
+            f"mkdir -p {OUT} && {python(vagrant)} {PYTEST} --junitxml={OUT}/conformance.xml tests/conformance "
             f"-k {shlex.quote(CONFORMANCE)}",
             PATIENCE_S,
         )
     return done.decode().strip().splitlines()[-1]
 
 
-def python(session: Session) -> str:
+def python(vagrant: Vagrant) -> str:
     """The guest's environment for tests; they allow an emulated CPU's timers to be late where this variable is set."""
-    return PYTHON if session.kvm else f"{PYTHON} PDDBED_VM=1"
+    return PYTHON if vagrant.kvm else f"{PYTHON} PDDBED_VM=1"
 
 
-def open_vswitch(session: Session) -> str:
+def open_vswitch(vagrant: Vagrant) -> str:
     said = (
-        session.fetch(f"{python(session)} {PYTEST} tests/testbed/lab/test_openvswitch.py", PATIENCE_S).decode().strip()
+        vagrant.fetch(f"{python(vagrant)} {PYTEST} tests/testbed/lab/test_openvswitch.py", PATIENCE_S).decode().strip()
     )
     if "1 passed, 1 skipped" not in said:  # the refusal is for machines without it
         raise VagrantError(f"the lab on Open vSwitch was not tried:\n  {said}")
     return said.splitlines()[-1]
 
 
-def experiment(session: Session) -> str:
+def experiment(vagrant: Vagrant) -> str:
     """It runs to its end and reports. On an emulated CPU its verdict is shown and not judged: transfers start late."""
-    done = session.ssh(f"cd /vagrant && sudo pddbed experiment run skew --quick --out {OUT}/skew", PATIENCE_S)
-    if done.returncode not in ((0,) if session.kvm else (0, 1)):
+    done = vagrant.ssh(f"cd /vagrant && sudo pddbed experiment run skew --quick --out {OUT}/skew", PATIENCE_S)
+    if done.returncode not in ((0,) if vagrant.kvm else (0, 1)):
         raise VagrantError(f"the experiment failed with status {done.returncode}; its output is above")
-    summary = json.loads(session.fetch(f"sudo cat {OUT}/skew/summary.json", PATIENCE_S))
+    summary = json.loads(vagrant.fetch(f"sudo cat {OUT}/skew/summary.json", PATIENCE_S))
     if done.returncode == 0:
         return "every figure met"
     return f"ran and reported (status 1): {'; '.join(summary['reasons']) or 'a figure was missed'}"
 
 
-def fetch(session: Session, results: Path) -> str:
-    archive = session.fetch(f"sudo tar -C {OUT} -c .", PATIENCE_S)
+def fetch(vagrant: Vagrant, results: Path) -> str:
+    archive = vagrant.fetch(f"sudo tar -C {OUT} -c .", PATIENCE_S)
     results.mkdir(exist_ok=True)
     with tarfile.open(fileobj=io.BytesIO(archive)) as files:
         files.extractall(results, filter="data")
     return f"{len(list(results.rglob('*')))} files"
 
 
-def destroy(session: Session) -> None:
-    session.destroy()
-    left = session.volumes()
+def destroy(vagrant: Vagrant) -> None:
+    vagrant.destroy()
+    left = vagrant.volumes()
     if left:
         raise VagrantError(f"vagrant destroy left {', '.join(left)}")
 
 
-def command(session: Session, words: str) -> None:
+def command(vagrant: Vagrant, words: str) -> None:
     """A command in the VM, its output shown. Raises VagrantError with its status."""
-    done = session.ssh(words, PATIENCE_S)
+    done = vagrant.ssh(words, PATIENCE_S)
     if done.returncode != 0:
         raise VagrantError(f"in the VM, {words!r} failed with status {done.returncode}; its output is above")
 
 
-def pddbed_json(session: Session, *words: str, statuses: tuple[int, ...] = (0,)) -> dict[str, Any]:
-    said = session.fetch(f"sudo pddbed {shlex.join(words)}", PATIENCE_S, statuses)
+def pddbed_json(vagrant: Vagrant, *words: str, statuses: tuple[int, ...] = (0,)) -> dict[str, Any]:
+    said = vagrant.fetch(f"sudo pddbed {shlex.join(words)}", PATIENCE_S, statuses)
     found: dict[str, Any] = json.loads(said)
     return found
 
