@@ -21,7 +21,7 @@ from experiments.cli.bench_options import (
 )
 from experiments.cli.trace import DISTRIBUTIONS, FORMATS
 from testbed.cli import CommandError
-from testbed.cli.options import json_option, lab_option, print_json, sentences
+from testbed.cli.options import json_option, lab_errors, lab_option, print_json
 from testbed.cli.output import echo, harmless
 
 if TYPE_CHECKING:
@@ -31,71 +31,84 @@ if TYPE_CHECKING:
 
 @click.command(cls=BenchCommand)
 @lab_option
-@click.option("--api", metavar="URL", help="Any OpenAI-compatible server, instead of a lab.")
-@click.option("--model", metavar="NAME", help="Of those that the server has. [default: its first]")
+@click.option("--api", metavar="URL", help="Address of any OpenAI-compatible server, instead of a lab.")
+@click.option("--model", metavar="NAME", help="Model to ask for. [default: the server's first]")
 @click.option(
     "--trace",
     "source",
     metavar="FILE",
     default=SYNTHETIC,
     show_default=True,
-    help="Requests and their times: Mooncake's .jsonl, Azure's .csv, a directory of conversations.",
+    help="Requests and their times: Mooncake's .jsonl, Azure's .csv, or a directory of conversations.",
 )
 @click.option(
-    "--format", "form", type=click.Choice(FORMATS), metavar="NAME", help="What FILE is, where its name does not say."
+    "--format", "form", type=click.Choice(FORMATS), metavar="NAME", help="Format of FILE, where its name does not say."
 )
-@count("--block-tokens", 1 << 20, "Tokens of a block. [default: FILE's; 16]")
-@click.option("--speedup", type=click.FloatRange(0, min_open=True), metavar="K", help="K times as fast.")
-@count("--max-input", 1 << 40, "Only prompts of up to N tokens.")
-@click.option("--only-fitting", is_flag=True, help="Leave out what the model's context does not take, and count it.")
-@click.option("--divide", type=click.IntRange(2), metavar="K", help="Prompts and blocks K times as short.")
-@count("--input-len", 1 << 24, "Tokens of a prompt. [default: 512]")
-@count("--output-len", 1 << 20, "Tokens of an answer. [default: the trace's; 64]")
+@count("--block-tokens", 1 << 20, "Number of tokens of a block. [default: FILE's; 16]")
+@click.option(
+    "--speedup", type=click.FloatRange(0, min_open=True), metavar="K", help="Send the requests K times as fast."
+)
+@count("--max-input", 1 << 40, "Leave out prompts of more than N tokens.")
+@click.option(
+    "--only-fitting", is_flag=True, help="Leave out requests that exceed the model's context, and count them."
+)
+@click.option("--divide", type=click.IntRange(2), metavar="K", help="Make prompts and blocks K times as short.")
+@count("--input-len", 1 << 24, "Number of tokens of a prompt. [default: 512]")
+@count("--output-len", 1 << 20, "Number of tokens of an answer. [default: the trace's; 64]")
 @click.option(
     "--distribution",
     type=click.Choice(DISTRIBUTIONS),
     metavar="NAME",
-    help=f"Of hit rates, as trace make has it: {', '.join(DISTRIBUTIONS)}. [default: all miss]",
+    help=f"Distribution of hit rates, as in trace make: {', '.join(DISTRIBUTIONS)}. [default: all miss]",
 )
-@count("--sessions", 1_000_000, "Conversations of --distribution. [default: 16]")
-@click.option("--prefix-share", callback=share, metavar="P%", help="How much of its beginning every prompt shares.")
+@count("--sessions", 1_000_000, "Number of conversations of --distribution. [default: 16]")
+@click.option(
+    "--prefix-share",
+    callback=share,
+    metavar="P%",
+    help="Share of a prompt, at its beginning, that all prompts have in common.",
+)
 @click.option(
     "--rate",
     "--request-rate",
     "rate",
     callback=rate,
     metavar="N",
-    help="Requests a second, at random times (Poisson), or inf: at once. [default: the trace's times; inf]",
+    help="Requests a second, at random times (Poisson); inf sends all at once. [default: the trace's times; inf]",
 )
 @click.option(
     "--burstiness",
     type=click.FloatRange(0, min_open=True),
     metavar="X",
-    help="Gamma shape of --rate's gaps: below 1 burstier, above more even. [default: 1]",
+    help="Gamma shape of --rate's gaps: burstier below 1, more even above. [default: 1]",
 )
 @count(
     "--concurrency",
     1 << 20,
-    "At most N requests at once; where all are due at once, a closed loop.",
+    "Limit of requests in flight; with all due at once, this is a closed loop.",
     "--max-concurrency",
 )
-@click.option("--in-turn", is_flag=True, help="A conversation's next turn waits for its last answer.")
-@count("--num", 10_000_000, "Requests. [default: all; 100]", "--num-prompts")
-@click.option("--seed", type=click.IntRange(0), metavar="N", default=1, help="Of prompts and times. [default: 1]")
-@click.option("--ignore-eos/--no-ignore-eos", default=True, help="Answers have the length asked for. [default]")
+@click.option("--in-turn", is_flag=True, help="Send a conversation's next turn when its last answer is complete.")
+@count("--num", 10_000_000, "Number of requests. [default: all; 100]", "--num-prompts")
+@click.option("--seed", type=click.IntRange(0), metavar="N", default=1, help="Seed of prompts and times. [default: 1]")
+@click.option(
+    "--ignore-eos/--no-ignore-eos",
+    default=True,
+    help="Make answers as long as asked for, or let the model end them. [default: ignore]",
+)
 @click.option(
     "--token-ids",
     callback=token_ids,
     default="32-126",
     metavar="A-B",
-    help="Prompts are made of these. [default: 32-126]",
+    help="Token ids of which prompts are made. [default: 32-126]",
 )
 @click.option(
     "--warm-up",
     type=click.IntRange(0, 1000),
     default=1,
     metavar="N",
-    help="Short requests first, not measured. [default: 1]",
+    help="Number of short requests that are sent first and not measured. [default: 1]",
 )
 @click.option(
     SEVERAL,
@@ -105,29 +118,32 @@ if TYPE_CHECKING:
     metavar="WHAT:MS ...",
     help="Count the requests that keep all limits on ttft, tpot, e2el.",
 )
-@click.option("--percentiles", callback=percentiles, default="99", metavar="Q,Q", help="In the table. [default: 99]")
+@click.option(
+    "--percentiles", callback=percentiles, default="99", metavar="Q,Q", help="Percentiles in the table. [default: 99]"
+)
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Keep records, summary and a report there, as experiments do.",
+    help="Directory for records, summary and a report, as experiments write them.",
 )
 @click.option(
     "--verify/--no-verify", default=True, help="With --out, measure the lab's links before and after. [default: do]"
 )
 @json_option
-@sentences
+@lab_errors
 def bench(
     lab: str | None, api: str | None, source: str, as_json: bool, out: Path | None, verify: bool, **options: Any
 ) -> None:
-    """Send requests to a lab's gateway and print what vllm bench serve prints, and where tokens and KV came from.
+    """Send requests to a lab's gateway; print the figures of vllm bench serve, and which workers made tokens and KV.
 
     \b
     pddbed bench --rate 2 --num 100
     pddbed bench --concurrency 8 --distribution skewed --input-len 1024
     pddbed bench --trace trace.jsonl.gz --divide 64 --goodput ttft:10000 tpot:50
 
-    Ctrl-C keeps what is done. Status 1: nothing was answered, the server went away, or the run is not faithful.
+    Ctrl-C keeps the answers so far. Exit status 1 when nothing was answered, the server went away, or the run is
+    unfaithful.
     """
     from experiments.bench.client import ApiError
     from experiments.bench.load import LoadError

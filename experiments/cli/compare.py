@@ -26,18 +26,18 @@ LEGEND = (
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="A page as well, with the plots over each other.",
+    help="Write a page, too, with the plots over each other.",
 )
 @json_option
 def compare(directories: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
-    """Show what runs of one experiment, or of bench, came to, side by side, and what was asked differently.
+    """Show the results of several runs of an experiment, or of bench, side by side, with their different parameters.
 
     \b
     pddbed bench --lab near --rate 2 --out runs/near
     pddbed bench --lab far --rate 2 --out runs/far
     pddbed compare runs/near runs/far --out near-far.html
 
-    Evaluates the records, and leaves the directories as they are.
+    The command evaluates the records again and leaves the directories as they are.
     """
     from experiments.framework.directory import write_whole
     from experiments.framework.errors import ExperimentError

@@ -26,13 +26,13 @@ def _known(_ctx: click.Context, _param: click.Parameter, name: str) -> str:
 
 @click.group()
 def experiment() -> None:
-    """Reproduce the published figures: each experiment is one claim, run on real transfers and reported as it is."""
+    """Reproduce the published figures. Each experiment tests one claim on real transfers and reports what it finds."""
 
 
 @experiment.command("list")
 @json_option
 def list_command(as_json: bool) -> None:
-    """Name the experiments and what each is about."""
+    """List the experiments with the claim that each tests."""
     from experiments.framework.registry import EXPERIMENTS
 
     if as_json:
@@ -44,27 +44,33 @@ def list_command(as_json: bool) -> None:
 
 @experiment.command()
 @click.argument("name", callback=_known)
-@click.option("--quick", is_flag=True, help="A short form, under a minute: one seed, few requests.")
-@click.option("--seeds", type=click.IntRange(1, 100), metavar="N", help="[default: 3; 1 with --quick]")
+@click.option("--quick", is_flag=True, help="Run a short form, under a minute, with one seed and few requests.")
+@click.option("--seeds", type=click.IntRange(1, 100), metavar="N", help="Number of seeds. [default: 3; 1 with --quick]")
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Where results go; a run that was interrupted there goes on. [default: runs/NAME-TIME]",
+    help="Directory for results; a run that was interrupted there goes on. [default: runs/NAME-TIME]",
 )
 @click.option(
     "--from",
     "source",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Take over what a run of the same parameters has done: split's and consistency's parts from ttft's.",
+    help="Run of the same parameters whose finished parts are taken over (split's and consistency's from ttft's).",
 )
-@click.option("--wan-driver", type=click.Choice(["auto", "netem", "userspace"]), default="auto", show_default=True)
+@click.option(
+    "--wan-driver",
+    type=click.Choice(["auto", "netem", "userspace"]),
+    default="auto",
+    show_default=True,
+    help="Emulator of the WAN links.",
+)
 @json_option
 def run(
     name: str, quick: bool, seeds: int | None, out: Path | None, source: Path | None, wan_driver: str, as_json: bool
 ) -> None:
-    """Run an experiment in a lab of its own, and report. Status 1: a figure was missed, or the run is unfaithful."""
+    """Run an experiment in a lab of its own and report. Exit status 1 when a figure is missed or the run unfaithful."""
     from experiments.framework.errors import ExperimentError
     from experiments.framework.experiment import Options
     from experiments.framework.registry import find
@@ -87,8 +93,11 @@ def run(
 @experiment.command()
 @click.argument("name", type=click.Choice(["skew", "handoff", "ttft"]))
 def fit(name: str) -> None:
-    """Find an experiment's free parameters anew and write its fit.json: skew's from transfers in a lab, handoff's by
-    arithmetic, ttft's in the simulator."""
+    """Fit an experiment's free parameters anew and write its fit.json.
+
+    The parameters of skew come from transfers in a lab, those of handoff from arithmetic, those of ttft from the
+    simulator.
+    """
     from experiments.framework.errors import ExperimentError
     from experiments.framework.registry import refit
 

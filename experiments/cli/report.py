@@ -14,7 +14,7 @@ from testbed.cli.options import json_option
 @click.argument("directory", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
 @json_option
 def report(directory: Path, as_json: bool) -> None:
-    """Evaluate a run's records again: table, summary.json, report.html and timeline.json. Status as of the run."""
+    """Evaluate a run's records again: table, summary.json, report.html and timeline.json. Exit status as of the run."""
     from experiments.framework.errors import ExperimentError
     from experiments.framework.runner import report as make_report
 

@@ -17,18 +17,33 @@ DEFAULT_POLICIES = ("pdd", "cdc-pd", "idc-pd", "pdd-chunked", "cdc-pd-chunked")
 
 
 @click.command()
-@click.option("--trace", "file", type=click.Path(path_type=Path), metavar="TRACE", help="[default: generated]")
-@click.option("--policy", "policies", type=click.Choice(POLICIES), multiple=True, help="Again for several.")
 @click.option(
-    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Of the deployment; --set ? lists the keys."
+    "--trace", "file", type=click.Path(path_type=Path), metavar="TRACE", help="Trace of requests. [default: generated]"
 )
-@click.option("--rate", type=click.FloatRange(min=0, min_open=True), metavar="N/S", help="Stretch arrivals to it.")
-@click.option("--num", type=click.IntRange(1, 10_000_000), metavar="N", help="Requests. [default: 3000, or all]")
-@click.option("--warm-up", type=click.IntRange(0), default=0, metavar="N", help="First requests that only fill caches.")
 @click.option(
-    "--spread", "spread_s", type=click.FloatRange(min=0), metavar="S", help="Begin sessions within S seconds."
+    "--policy", "policies", type=click.Choice(POLICIES), multiple=True, help="Policy to simulate; repeat for several."
 )
-@click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Of what is generated.")
+@click.option(
+    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Value of the deployment; --set ? lists the keys."
+)
+@click.option(
+    "--rate",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="N/S",
+    help="Request rate to which the arrivals are stretched.",
+)
+@click.option(
+    "--num", type=click.IntRange(1, 10_000_000), metavar="N", help="Number of requests. [default: 3000, or all]"
+)
+@click.option(
+    "--warm-up", type=click.IntRange(0), default=0, metavar="N", help="Number of first requests that only fill caches."
+)
+@click.option(
+    "--spread", "spread_s", type=click.FloatRange(min=0), metavar="S", help="Begin the sessions within S seconds."
+)
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Seed of the generated requests."
+)
 @json_option
 def sim(
     file: Path | None,
@@ -44,9 +59,9 @@ def sim(
     """Simulate a deployment at full scale: time to first token, hand-over, transfers, by policy.
 
     Without --trace the requests are generated, like a coding agent's sessions, and the deployment is the one fitted to
-    the published figures. TRACE is what `pddbed trace stats` reads; where its times count from each session's own
-    beginning, --spread says when sessions begin. Nothing is measured: queues and times by arithmetic, routes and
-    hand-over by the workers' own rules.
+    the published figures. TRACE is any that `pddbed trace stats` reads; where its times count from each session's own
+    beginning, --spread sets when sessions begin. Nothing is measured: queues and times come from arithmetic, routes
+    and hand-over from the workers' own rules.
     """
     from dataclasses import asdict
 

@@ -16,17 +16,20 @@ if TYPE_CHECKING:
 FORMATS = ("auto", "mooncake", "agentic", "azure")
 DISTRIBUTIONS = ("skewed", "uniform", "mean-matched", "bimodal", "ninety")
 form_option = click.option(
-    "--format", "form", type=click.Choice(FORMATS), default="auto", show_default=True, help="What TRACE is."
+    "--format", "form", type=click.Choice(FORMATS), default="auto", show_default=True, help="Format of TRACE."
 )
 block_option = click.option(
-    "--block-tokens", type=click.IntRange(1, 1 << 20), metavar="N", help="Tokens of a block, where the file is silent."
+    "--block-tokens",
+    type=click.IntRange(1, 1 << 20),
+    metavar="N",
+    help="Number of tokens of a block, where the file has none.",
 )
 file_argument = click.argument("file", metavar="TRACE", type=click.Path(path_type=Path))
 
 
 @click.group()
 def trace() -> None:
-    """Look at request traces, generate them, convert them.
+    """Examine, generate and convert request traces.
 
     TRACE is Mooncake-style .jsonl or .jsonl.gz, a directory of agentic conversations (.json), or Azure's .csv.
     """
@@ -37,11 +40,14 @@ def trace() -> None:
 @form_option
 @block_option
 @click.option(
-    "--cache-tokens", type=click.IntRange(min=0), metavar="N", help="LRU cache of so many tokens. [default: unbounded]"
+    "--cache-tokens",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Size of the LRU cache in tokens. [default: unbounded]",
 )
 @json_option
 def stats_command(file: Path, form: str, block_tokens: int | None, cache_tokens: int | None, as_json: bool) -> None:
-    """Sizes, and the hit rates that a prefix cache would have."""
+    """Print a trace's sizes, and the hit rates that a prefix cache would have."""
     from experiments.traces.stats import stats
 
     found = stats(_read(file, form, block_tokens), cache_tokens)
@@ -54,17 +60,40 @@ def stats_command(file: Path, form: str, block_tokens: int | None, cache_tokens:
 
 @trace.command()
 @click.argument("file", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--distribution", type=click.Choice(DISTRIBUTIONS), default="skewed", show_default=True)
-@click.option("--num", "requests", type=click.IntRange(1, 10_000_000), default=512, show_default=True)
-@click.option("--sessions", type=click.IntRange(1, 1_000_000), default=16, show_default=True)
-@click.option("--prompt-tokens", type=click.IntRange(1, 1 << 24), default=4096, show_default=True)
-@click.option("--output-tokens", type=click.IntRange(1, 1 << 20), default=64, show_default=True, help="Mean.")
-@click.option("--block-tokens", type=click.IntRange(1, 1 << 20), default=16, show_default=True)
-@click.option("--rate", type=click.FloatRange(min=0, min_open=True), default=6.9, show_default=True, metavar="N/S")
-@click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True)
+@click.option(
+    "--distribution",
+    type=click.Choice(DISTRIBUTIONS),
+    default="skewed",
+    show_default=True,
+    help="Distribution of hit rates.",
+)
+@click.option(
+    "--num", "requests", type=click.IntRange(1, 10_000_000), default=512, show_default=True, help="Number of requests."
+)
+@click.option(
+    "--sessions", type=click.IntRange(1, 1_000_000), default=16, show_default=True, help="Number of sessions."
+)
+@click.option(
+    "--prompt-tokens", type=click.IntRange(1, 1 << 24), default=4096, show_default=True, help="Length of a prompt."
+)
+@click.option(
+    "--output-tokens", type=click.IntRange(1, 1 << 20), default=64, show_default=True, help="Mean length of an answer."
+)
+@click.option(
+    "--block-tokens", type=click.IntRange(1, 1 << 20), default=16, show_default=True, help="Length of a block."
+)
+@click.option(
+    "--rate",
+    type=click.FloatRange(min=0, min_open=True),
+    default=6.9,
+    show_default=True,
+    metavar="N/S",
+    help="Requests a second.",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Seed of the trace.")
 @click.option("--force", "-f", is_flag=True, help="Overwrite FILE.")
 def make(file: Path, distribution: str, rate: float, force: bool, **options: Any) -> None:
-    """Generate a trace whose hit rates are distributed as asked, the same for a seed everywhere.
+    """Generate a trace with a distribution of hit rates. A seed gives the same trace on every machine.
 
     skewed: 75 % of requests above 95 % hit. uniform: evenly from 0 to 100 %. mean-matched: uniform, with the mean of
     skewed. bimodal: three in five hit nearly all, the rest little. ninety: skewed, 90 % hit in the

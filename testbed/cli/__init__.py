@@ -9,14 +9,13 @@ from typing import Any
 
 import click
 
-from testbed.cli.output import harmless
-from testbed.cli.surroundings import settle, unwritten
+from testbed.cli.output import flush_standard_streams, harmless, open_standard_streams
 
 # group -> command -> "module:attribute" (imported on use: torch and mininet are slow to import)
 COMMANDS: dict[str, dict[str, str]] = {
     "Files": {
         "validate": "testbed.cli.validate:validate",
-        "schema": "testbed.cli.schema:schema",
+        "schema": "testbed.cli.validate:schema",
         "graph": "testbed.cli.graph:graph",
     },
     "Lab": {
@@ -54,7 +53,7 @@ COMMANDS: dict[str, dict[str, str]] = {
 
 
 class CommandError(click.ClickException):
-    """What went wrong and what to do next, in one sentence. Exit status 1."""
+    """A failure and the next step, in one sentence. Exit status 1."""
 
     exit_code = 1
 
@@ -75,23 +74,23 @@ class LazyGroup(click.Group):
     """A click group whose commands are imported when they are named."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        settle()
+        open_standard_streams()
         try:
             return super().main(*args, **kwargs)
         except SystemExit as end:
-            problem, code = unwritten(), end.code
+            problem, code = flush_standard_streams(), end.code
         except KeyboardInterrupt:  # before any command was invoked
             Interrupted().show()
-            problem, code = unwritten(), Interrupted.exit_code
+            problem, code = flush_standard_streams(), Interrupted.exit_code
         except OSError as error:  # before any command was invoked: `--help` into a full disk
-            problem, code = unwritten() or error, None
+            problem, code = flush_standard_streams() or error, None
         if problem is not None and not code:
             click.echo(f"pddbed: the output cannot be written: {problem.strerror}", err=True)
             code = 1
         sys.exit(code)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """A full disk, say, is no reason for a traceback. A reader that went away is click's to handle."""
+        """Run the command; a full disk, say, is no reason for a traceback. Click handles a reader that went away."""
         try:
             return super().invoke(ctx)
         except click.UsageError as error:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from testbed.cli.options import json_option, lab_option, print_json, sentences, table_console
+from testbed.cli.options import json_option, lab_errors, lab_option, print_json, table_console
 
 if TYPE_CHECKING:
     from testbed.capture.audit import Audit, ClassRow
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     "--records",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Records of the run (bytes-HOST.jsonl, requests.jsonl), when its lab is gone.",
+    help="Directory with the run's records (bytes-HOST.jsonl, requests.jsonl); needed when its lab is gone.",
 )
-@click.option("--captured-only", is_flag=True, help="Only sort the bytes into classes; compare nothing.")
-@click.option("--requests", "by_request", is_flag=True, help="A row per request, too.")
+@click.option("--captured-only", is_flag=True, help="Sort the bytes into classes and compare nothing.")
+@click.option("--requests", "by_request", is_flag=True, help="Print a row for each request, too.")
 @json_option
-@sentences
+@lab_errors
 def audit(
     file: Path, lab: str | None, records: Path | None, captured_only: bool, by_request: bool, as_json: bool
 ) -> None:
-    """Compare a capture with what the workers counted: exit status 1 where they differ by more than 1 %.
+    """Compare a capture with the workers' own byte counters. Exit status 1 where they differ by more than 1 %.
 
-    TCP payload counts once, however often it crossed. The lab of the capture is found by itself while it is up.
+    TCP payload counts once, however often it crossed. While the lab of the capture is up, the command finds it.
     """
     from testbed.capture.audit import audit as audit_capture
     from testbed.capture.counters import BadCounters
@@ -83,7 +83,7 @@ def _sources(file: Path, lab: str | None, records: Path | None, captured_only: b
 
 
 def _context_of(record: Any) -> "Context":
-    """For files of other tools: the running lab's hosts. Which traffic passed where is not known then."""
+    """The context of a file from another tool: the running lab's hosts, and no knowledge of which traffic passed."""
     from testbed.capture.context import Context, hosts_of
     from testbed.lab.control import ask_lab
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from testbed.cli import CommandError
-from testbed.cli.options import json_option, lab_option, lab_or_only, print_json, sentences
+from testbed.cli.options import json_option, lab_errors, lab_option, lab_or_only, print_json
 from testbed.cli.output import echo
 
 if TYPE_CHECKING:
@@ -24,26 +24,26 @@ HEADERS_RING, FULL_RING = 16 << 20, 64 << 20
 @json_option
 @click.option("-w", "--write", "file", metavar="FILE", required=True, help="The file to write; - is standard output.")
 @click.option("--force", "-f", is_flag=True, help="Overwrite FILE.")
-@click.option("--headers-only", is_flag=True, help="Keep headers (IP, TCP, UDP), not a byte of payload.")
+@click.option("--headers-only", is_flag=True, help="Keep headers (IP, TCP, UDP) and no payload.")
 @click.option("--snaplen", type=click.IntRange(1, 262144), metavar="N", help="Keep the first N bytes of a packet.")
-@click.option("--duration", metavar="TIME", help="End after this long (10s, 2min).")
+@click.option("--duration", metavar="TIME", help="End after this time (10s, 2min).")
 @click.option("--count", type=click.IntRange(min=1), metavar="N", help="End after N packets.")
-@click.option("--at", metavar="DATACENTER", help="Both directions as they pass this end of a link.")
+@click.option("--at", metavar="DATACENTER", help="Record both directions at this end of the link.")
 @click.option(
     "--settle",
     metavar="TIME",
     default="3s",
     show_default=True,
-    help="Wait at most this long, at the end, until no frame is on its way: audits are exact then.",
+    help="Wait up to this time, at the end, for a moment when no frame is on its way: audits are exact then.",
 )
 @click.option("--ring", metavar="SIZE", help="Buffer for packets not yet written [64MiB; 16MiB for headers].")
-@click.option("--allow-drops", is_flag=True, help="Succeed although packets are missing from the file.")
-@sentences
+@click.option("--allow-drops", is_flag=True, help="Succeed even if packets are missing from the file.")
+@lab_errors
 def capture(lab: str | None, as_json: bool, name: str, file: str, force: bool, **options: Any) -> None:
     """Record the packets of a WAN link, or of a host's interface, until Ctrl-C.
 
-    A link's packets are recorded where they leave their border router: before the link delays or loses them. TCP
-    super-packets (up to 64 KiB) are recorded as they pass. With --json, the account is printed at the end.
+    A link's packets are recorded where they leave their border router, before the link delays or loses them. TCP
+    super-packets (up to 64 KiB) are recorded as they pass. With --json, a summary is printed at the end.
     """
     from testbed.capture.run import capture as run
     from testbed.capture.run import open_output

@@ -1,4 +1,4 @@
-"""The rich console of every command: tables that keep their words whole, and text that cannot drive the terminal."""
+"""The rich console of every command: its tables keep words whole, and its text cannot drive the terminal."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -15,8 +15,8 @@ UNLIMITED = 10_000  # cells: nothing is wrapped where a program reads, or a file
 
 
 class Console(rich.console.Console):
-    """As rich's, but: no wrapping where no terminal is; tables at least as wide as their longest words (addresses,
-    names, paths), so that these can be copied; control characters of whatever is printed are escaped."""
+    """Rich's console without wrapping where there is no terminal, and with tables as wide as their longest words
+    (addresses, names, paths), so that these can be copied; control characters are escaped."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"highlight": False, **options})

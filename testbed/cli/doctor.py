@@ -1,4 +1,4 @@
-"""`pddbed doctor`: what this machine can do, and what to do where it cannot."""
+"""`pddbed doctor`: the abilities of this machine, and the next step where it lacks one."""
 
 from typing import TYPE_CHECKING
 
@@ -17,9 +17,9 @@ _COLOURS = {"ok": "green", "limited": "yellow", "missing": "red"}
 @json_option
 @click.pass_context
 def doctor(context: click.Context, as_json: bool) -> None:
-    """Say what this machine can do, which WAN driver it will use, and what is missing.
+    """Examine this machine: whether it can raise labs, which WAN driver it will use, and what is missing.
 
-    Exit status 0 when a lab can be raised, 1 otherwise. Changes nothing.
+    Exit status 0 when a lab can be raised, 1 otherwise. The command changes nothing.
     """
     from testbed.doctor.examination import examine
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from testbed.cli.options import lab_option, sentences, working
+from testbed.cli.options import lab_errors, lab_option, working
 from testbed.cli.output import echo
 
 if TYPE_CHECKING:
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("lab_argument", metavar="[LAB]", required=False)
 @lab_option
-@click.option("--all", "all_labs", is_flag=True, help="Every lab of this user.")
-@sentences
+@click.option("--all", "all_labs", is_flag=True, help="End every lab of this user.")
+@lab_errors
 def down(lab_argument: str | None, lab: str | None, all_labs: bool) -> None:
     """End a lab and everything in it. Succeeds when it is already gone.
 
-    Without a name, the only lab that is up: asks first, or wants the name where there is no terminal, when another
-    user or another checkout raised it.
+    Without a name, the only lab that is up is ended. When another user or another checkout raised that lab, the
+    command asks first; without a terminal, the name must be given.
     """
     from testbed.lab.origin import describe
     from testbed.lab.record import find_record, live_records, state_root, sweep_dead

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from testbed.cli.options import lab_option, lab_or_only, sentences
+from testbed.cli.options import lab_errors, lab_option, lab_or_only
 
 if TYPE_CHECKING:
     from testbed.lab.record import Record
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @lab_option
 @click.argument("host")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-@sentences
+@lab_errors
 def exec_(lab: str | None, host: str, command: tuple[str, ...]) -> None:
     """Run COMMAND on HOST (or on router.DATACENTER, or a WAN link's own node)."""
     from testbed.lab.enter import run_inside
@@ -30,9 +30,9 @@ def exec_(lab: str | None, host: str, command: tuple[str, ...]) -> None:
 @click.command()
 @lab_option
 @click.argument("host")
-@sentences
+@lab_errors
 def shell(lab: str | None, host: str) -> None:
-    """An interactive shell on HOST."""
+    """Open an interactive shell on HOST."""
     from testbed.lab.enter import run_inside
 
     record = _record(lab)

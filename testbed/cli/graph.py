@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from testbed.cli import CommandError
-from testbed.cli.options import sentences
+from testbed.cli.options import lab_errors
 
 if TYPE_CHECKING:
     from testbed.graph.scene import Scene
@@ -45,15 +45,16 @@ def _parse_output(_ctx: click.Context, _param: click.Parameter, value: Path | No
     type=click.Path(path_type=Path),
     callback=_parse_output,
     metavar="FILE",
-    help=f"Where to draw: {', '.join(FORMATS)}; left out: text, here.",
+    help=f"File to draw into ({', '.join(FORMATS)}); without it, text is printed.",
 )
-@click.option("--lab", "-l", metavar="NAME", help="A running lab of this file: with what was measured of its links.")
-@sentences
+@click.option("--lab", "-l", metavar="NAME", help="A running lab of this file; adds what was measured of its links.")
+@lab_errors
 def graph(file: Path | None, output: Path | None, lab: str | None) -> None:
-    """Draw the topology in FILE, or of a running lab.
+    """Draw the topology in FILE, or that of a running lab.
 
-    Datacenters with their hosts, WAN links with what is asked of them; with --lab also what the lab's last
-    verification measured. FILE may be left out with --lab: it is then the one that the lab was raised from.
+    The picture has the datacenters with their hosts, and the WAN links with their requested values. With --lab it also
+    has the values that the lab's last verification measured; FILE may be left out then and is the file that the lab
+    was raised from.
     """
     scene = _scene(file, lab)
     if output is None:
@@ -67,7 +68,7 @@ def graph(file: Path | None, output: Path | None, lab: str | None) -> None:
 
 
 def _scene(file: Path | None, lab: str | None) -> "Scene":
-    from testbed.cli.files import load_or_fail
+    from testbed.cli.options import load_or_fail
     from testbed.graph.scene import SceneError, scene
 
     if lab is None:
@@ -88,7 +89,7 @@ def _scene(file: Path | None, lab: str | None) -> "Scene":
 
 
 def _text(scene: "Scene", coloured: bool) -> str:
-    """As wide as the terminal, and 80 columns where there is none."""
+    """The drawing as text, as wide as the terminal; 80 columns where there is none."""
     from testbed.graph.text import WIDTH, draw_text
 
     width = min(shutil.get_terminal_size((WIDTH, 24)).columns, WIDEST) if sys.stdout.isatty() else WIDTH

@@ -1,4 +1,4 @@
-"""`pddbed logs`: what a host's process, or one of the lab's own, has written."""
+"""`pddbed logs`: the log of a host's process, or of one of the lab's own."""
 
 import time
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from testbed.cli.options import lab_option, sentences
+from testbed.cli.options import lab_errors, lab_option
 from testbed.cli.output import echo
 
 if TYPE_CHECKING:
@@ -18,10 +18,10 @@ OWN = "lab/"  # before the names of the lab's own processes; no host's name can 
 @click.command()
 @click.argument("host", required=False)
 @lab_option
-@click.option("--follow", "-f", is_flag=True, help="Keep printing what is added, until the lab ends or Ctrl-C.")
-@sentences
+@click.option("--follow", "-f", is_flag=True, help="Keep printing new lines until the lab ends or Ctrl-C.")
+@lab_errors
 def logs(host: str | None, lab: str | None, follow: bool) -> None:
-    """Print the log of HOST (or of lab/guardian and the like), or every log of the lab."""
+    """Print the log of HOST (or of a process of the lab itself, such as lab/guardian), or every log of the lab."""
     from testbed.lab.record import find_record
 
     record = find_record(lab)

@@ -1,9 +1,10 @@
-"""Options that several commands share, and how a command's failure becomes one sentence."""
+"""Options that several commands share, topology files and labs that they name, and errors in one sentence."""
 
 import functools
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -14,15 +15,16 @@ from testbed.lab.record import LabError
 
 if TYPE_CHECKING:
     from testbed.lab.record import Record
+    from testbed.topology.plan import LabPlan
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-lab_option = click.option("--lab", "-l", "lab", metavar="NAME", help="Which lab, where several are up.")
+lab_option = click.option("--lab", "-l", "lab", metavar="NAME", help="Name of the lab; needed where several are up.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 
 
-def sentences(command: F) -> F:
-    """Turn a LabError into pddbed's one-sentence error with exit status 1."""
+def lab_errors(command: F) -> F:
+    """Decorate a command: a LabError becomes pddbed's error in one sentence, with exit status 1."""
 
     @functools.wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -77,3 +79,13 @@ def table_console() -> Any:
 
 def print_json(value: Any) -> None:
     click.echo(json_text(json.dumps(value, indent=2, default=str)))
+
+
+def load_or_fail(file: Path, name: str | None = None) -> "LabPlan":
+    """The plan of a topology file. Raises CommandError that lists all problems."""
+    from testbed.topology import TopologyErrors, load_plan
+
+    try:
+        return load_plan(file, name)
+    except TopologyErrors as errors:
+        raise CommandError(str(errors)) from None

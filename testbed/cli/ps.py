@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from testbed.cli.options import json_option, print_json, sentences, table_console, tell_losses
+from testbed.cli.options import json_option, lab_errors, print_json, table_console, tell_losses
 from testbed.cli.output import echo
 
 PATIENCE_S = 3.0  # for a lab's answer: a table of labs must not wait for one that is busy
@@ -13,7 +13,7 @@ PATIENCE_S = 3.0  # for a lab's answer: a table of labs must not wait for one th
 
 @click.command()
 @json_option
-@sentences
+@lab_errors
 def ps(as_json: bool) -> None:
     """List the labs that are up."""
     from testbed.lab.record import live_records, sweep_dead
@@ -55,7 +55,7 @@ def ps(as_json: bool) -> None:
 
 
 def _reasons(record: Any) -> list[str] | None:
-    """Why what is measured in a lab is not to be trusted; None where it does not answer: it starts, say."""
+    """Reasons not to trust what is measured in a lab; None where it does not answer: it starts, say."""
     from testbed.lab.control import ask_lab
     from testbed.lab.record import LabError
 

@@ -5,14 +5,14 @@ from typing import Any
 
 import click
 
-from testbed.cli.options import json_option, lab_option, print_json, sentences, table_console
+from testbed.cli.options import json_option, lab_errors, lab_option, print_json, table_console
 from testbed.cli.output import echo
 
 
 @click.command()
 @lab_option
 @json_option
-@sentences
+@lab_errors
 def status(lab: str | None, as_json: bool) -> None:
     """Show a lab's hosts, processes and WAN links."""
     from testbed.lab.control import ask_lab

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from testbed.cli import CommandError, Interrupted
-from testbed.cli.options import json_option, print_json, sentences
+from testbed.cli.options import json_option, lab_errors, print_json
 from testbed.cli.output import echo, harmless
 
 if TYPE_CHECKING:
@@ -31,20 +31,25 @@ def _parse_api(_ctx: click.Context, _param: click.Parameter, value: str | None) 
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--name", metavar="LAB", help="Name of the lab; the file's name: by default.")
+@click.option("--name", metavar="LAB", help="Name of the lab. [default: the file's name:]")
 @click.option(
     "--wan-driver",
     type=click.Choice(["auto", "netem", "userspace"]),
     default="auto",
     show_default=True,
-    help="Who emulates the WAN; overrides the file.",
+    help="Emulator of the WAN links; overrides the file.",
 )
 @click.option("--no-workers", is_flag=True, help="Build the network only.")
-@click.option("--api", callback=_parse_api, metavar="HOST:PORT|auto", help="Where the gateway listens on this machine.")
+@click.option(
+    "--api",
+    callback=_parse_api,
+    metavar="HOST:PORT|auto",
+    help="Address on this machine where the gateway listens; overrides the file.",
+)
 @click.option("--verify/--no-verify", default=True, help="Measure each link's delay and rate at the end.")
 @click.option("--foreground", is_flag=True, help="Stay until Ctrl-C, then take the lab down.")
 @json_option
-@sentences
+@lab_errors
 def up(
     file: Path,
     name: str | None,
@@ -57,9 +62,9 @@ def up(
 ) -> None:
     """Build the lab described by FILE and start its workers.
 
-    All or nothing: on any failure, or Ctrl-C, what was built is taken down again.
+    On any failure, or on Ctrl-C, everything that was built is taken down again.
     """
-    from testbed.cli.files import load_or_fail
+    from testbed.cli.options import load_or_fail
     from testbed.lab.preflight import check
     from testbed.lab.start import UpOptions
     from testbed.lab.start import up as start_lab
@@ -112,7 +117,7 @@ def _end_own(name: str, started: float) -> None:
 
 
 def _stay(name: str, started: float) -> None:
-    """Until Ctrl-C, SIGTERM or the end of the terminal. Raises CommandError when the lab ends by itself."""
+    """Wait for Ctrl-C, SIGTERM or the end of the terminal. Raises CommandError when the lab ends by itself."""
     try:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.default_int_handler)
@@ -140,7 +145,7 @@ def _summary(state: dict[str, Any], seconds: float) -> None:
 
 
 def _links(state: dict[str, Any]) -> None:
-    """A line per direction: what the quick verification measured; or the round trip, where there was none."""
+    """Print a line per direction with the figures of the quick verification, or the round trip where there was none."""
     from testbed.verify.words import shown
 
     verified = state["verified"]

@@ -1,4 +1,4 @@
-"""`pddbed validate`: what topology files mean, or every mistake in them."""
+"""`pddbed validate` and `pddbed schema`: topology files checked, and the JSON Schema of them."""
 
 import os
 from pathlib import Path
@@ -15,7 +15,7 @@ from testbed.cli.output import echo
 @json_option
 @click.pass_context
 def validate(context: click.Context, files: tuple[Path, ...], as_json: bool) -> None:
-    """Check topology files; print what each comes to.
+    """Check topology files and print a summary of each.
 
     Every mistake is printed, with its line. Nothing is built, and no privilege is needed. Exit status 1 when any
     file has a mistake.
@@ -52,3 +52,17 @@ def _print_errors(errors: Any) -> None:
     count = len(errors.problems)
     if count > 1:
         echo(f"{errors.problems[0].file}: {count} mistakes", err=True)
+
+
+@click.command()
+def schema() -> None:
+    """Print the JSON Schema of topology files, for editors.
+
+    \b
+    pddbed schema > topology.schema.json
+    then begin a topology file with this line (YAML language server):
+    # yaml-language-server: $schema=topology.schema.json
+    """
+    from testbed.topology.schema import json_schema
+
+    print_json(json_schema())

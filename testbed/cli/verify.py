@@ -1,11 +1,11 @@
-"""`pddbed verify`: measure every WAN link of a running lab against its file, and what the fabrics give."""
+"""`pddbed verify`: every WAN link of a running lab measured against its file, and every fabric measured."""
 
 import sys
 from typing import Any
 
 import click
 
-from testbed.cli.options import json_option, lab_option, lab_or_only, print_json, sentences, table_console
+from testbed.cli.options import json_option, lab_errors, lab_option, lab_or_only, print_json, table_console
 
 # Warming TCP over the longest round trip, 20,000 loss probes and the trains, for several links.
 PATIENCE_S = 900.0
@@ -14,13 +14,15 @@ PATIENCE_S = 900.0
 @click.command()
 @lab_option
 @click.option(
-    "--quick", is_flag=True, help="Delay and rate, and what few probes tell of the rest, as at the end of `up`."
+    "--quick", is_flag=True, help="Judge delay and rate only, with few probes of the rest, as at the end of `up`."
 )
 @json_option
-@sentences
+@lab_errors
 def verify(lab: str | None, quick: bool, as_json: bool) -> None:
-    """Measure what every link is asked to do, both ways, from host to host, and what each fabric gives. Status 1
-    outside tolerance, or where the measuring is not to be trusted."""
+    """Measure every WAN link, in both directions, against its requested values, and each datacenter's fabric.
+
+    Exit status 1 when a link is outside of its tolerance, or when the measurement is not to be trusted.
+    """
     from testbed.lab.control import ask_lab
 
     record = lab_or_only(lab)

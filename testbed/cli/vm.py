@@ -38,17 +38,21 @@ def vm() -> None:
     default=600,
     show_default=True,
     metavar="S",
-    help="Seconds until the VM is ended (status 124), its boot of about 4 s included.",
+    help="Seconds until the VM is ended with status 124; its boot takes about 4 of them.",
 )
-@click.option("--memory", default="4G", show_default=True, help="The VM's memory; it holds new files too.")
-@click.option("--cpus", type=click.IntRange(1, 64), help="Emulated CPUs. [default: this machine's, at most 4]")
+@click.option(
+    "--memory", default="4G", show_default=True, help="Memory of the VM, which also holds files written in it."
+)
+@click.option(
+    "--cpus", type=click.IntRange(1, 64), help="Number of emulated CPUs. [default: this machine's, at most 4]"
+)
 @click.option(
     "--output",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Copy what the command writes below $PDDBED_VM_OUTPUT to DIR, also after a failure.",
+    help="Directory to which files below $PDDBED_VM_OUTPUT are copied, also after a failure.",
 )
-@click.option("--env", "names", multiple=True, metavar="NAME", help="Pass this variable on (repeatable).")
+@click.option("--env", "names", multiple=True, metavar="NAME", help="Environment variable to pass on (repeatable).")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
     timeout: float,
@@ -60,8 +64,8 @@ def run(
 ) -> None:
     """Run COMMAND in the VM, as root, in this directory, with this machine's programs.
 
-    It sees this machine's files; what it writes is gone afterwards, except below $PDDBED_VM_OUTPUT.
-    There is no network. The exit status is the command's; 124: time-out, 125: the VM died.
+    The command sees this machine's files; what it writes is gone afterwards, except below $PDDBED_VM_OUTPUT.
+    There is no network. The exit status is the command's own; 124 after a time-out, 125 when the VM died.
     """
     job = VmJob(
         argv=command,

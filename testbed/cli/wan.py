@@ -1,10 +1,10 @@
-"""`pddbed wan`: what the WAN links do now, and changing it while the lab runs."""
+"""`pddbed wan`: the state of the WAN links, and changes of it while the lab runs."""
 
 from typing import Any
 
 import click
 
-from testbed.cli.options import json_option, lab_option, lab_or_only, print_json, sentences, table_console
+from testbed.cli.options import json_option, lab_errors, lab_option, lab_or_only, print_json, table_console
 from testbed.cli.output import echo
 from testbed.cli.wan_play import describe_playing, play
 
@@ -20,9 +20,9 @@ wan.add_command(play)
 @wan.command()
 @lab_option
 @json_option
-@sentences
+@lab_errors
 def show(lab: str | None, as_json: bool) -> None:
-    """What each link is asked to do, what is applied, its counters, and the timeline that plays."""
+    """Show each link's requested and applied values, its counters, and the timeline that plays."""
     reply = _ask(lab, {"op": "wan-show"})
     playing = reply["congestion"]
     if as_json:
@@ -37,18 +37,24 @@ def show(lab: str | None, as_json: bool) -> None:
 @lab_option
 @json_option
 @click.argument("link")
-@click.option("--direction", type=click.Choice(["both", "forward", "backward"]), default="both", show_default=True)
-@click.option("--rate", metavar="RATE", help="Bottleneck rate, IP bytes (400mbit; none: unlimited).")
+@click.option(
+    "--direction",
+    type=click.Choice(["both", "forward", "backward"]),
+    default="both",
+    show_default=True,
+    help="Direction of the link to change.",
+)
+@click.option("--rate", metavar="RATE", help="Bottleneck rate in IP bytes (400mbit; none: unlimited).")
 @click.option("--delay", metavar="TIME", help="One-way delay (20ms).")
-@click.option("--jitter", metavar="STD[,DISTRIBUTION]", help="Standard deviation of the delay (1ms, 5ms,pareto; none).")
+@click.option("--jitter", metavar="STD[,DISTRIBUTION]", help="Standard deviation of the delay (1ms; 5ms,pareto; none).")
 @click.option("--loss", metavar="P|p,r[,bad[,good]]", help="Random loss (1%), or Gilbert-Elliott (1%,10%,70%,0.1%).")
 @click.option("--duplicate", metavar="P", help="Share of packets that arrive twice.")
 @click.option("--corrupt", metavar="P", help="Share of packets with a flipped bit.")
-@click.option("--reorder", metavar="P", help="Share of packets that overtake.")
+@click.option("--reorder", metavar="P", help="Share of packets that overtake others.")
 @click.option("--queue", metavar="SIZE|bdp:X", help="Bottleneck buffer (8MiB, bdp:1.5; none: the default).")
-@sentences
+@lab_errors
 def set_link(lab: str | None, as_json: bool, link: str, direction: str, **values: str | None) -> None:
-    """Change what is named and keep the rest, without dropping what is in flight."""
+    """Change the named values of a link and keep the others. No packet in flight is dropped."""
     given = {key: _spelled(key, value) for key, value in values.items() if value is not None}
     if not given:
         raise click.UsageError("name at least one value to change, such as --delay 2s")
@@ -60,9 +66,9 @@ def set_link(lab: str | None, as_json: bool, link: str, direction: str, **values
 @lab_option
 @json_option
 @click.argument("link", required=False)
-@sentences
+@lab_errors
 def reset(lab: str | None, as_json: bool, link: str | None) -> None:
-    """Back to what the topology file says, and what made it unfaithful forgotten: LINK, or every link."""
+    """Set LINK, or every link, back to the topology file's values, and forget what made the lab unfaithful."""
     links = _ask(lab, {"op": "wan-reset", "link": link})["links"]
     if as_json:
         print_json(links)
@@ -100,7 +106,7 @@ def _print(link: dict[str, Any], as_json: bool) -> None:
 
 
 def print_links(links: list[dict[str, Any]]) -> None:
-    """A row per direction: asked now, marked where it differs from the file, and counted."""
+    """Print a row per direction: requested values, marked where they differ from the file, and counters."""
     from rich.table import Table
 
     from testbed.impairment import Impairment
@@ -134,13 +140,13 @@ def print_links(links: list[dict[str, Any]]) -> None:
 
 
 def notes_of(link: dict[str, Any]) -> list[str]:
-    """What limits a link's driver here, though it works."""
+    """Limits of a link's driver on this machine, though it works."""
     refused = {applied.get("realtime_refused") for applied in link["applied"].values()} - {None, ""}
     return [f'wan "{link["name"]}": no real-time priority ({reason}); the relay may be late' for reason in refused]
 
 
 def _counted(counters: dict[str, Any]) -> tuple[str, str, str]:
-    """Packets, those dropped as asked, and those dropped unasked."""
+    """The counts of packets, of those dropped as asked, and of those dropped unasked."""
     dropped = sum(counters.get(key, 0) for key in ("dropped_queue", "dropped_loss", "lost"))
     dropped -= counters.get("dropped_by_verify", 0)
     unasked = f"[red]{counters['dropped_unasked']}[/]" if counters["dropped_unasked"] else "0"
@@ -148,7 +154,7 @@ def _counted(counters: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def _punctual(figures: dict[str, Any] | None, direction: str) -> tuple[str, str]:
-    """How late the relay was, p99 and worst, and how busy: in its last second and at most."""
+    """The emulator's lateness (p99 and worst), and its load (in the last second and at most)."""
     if figures is None:  # the kernel's driver has no process, a broken link none any more
         return "-", "-"
     late, health = figures["lateness"][direction], figures["health"]

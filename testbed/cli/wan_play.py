@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from testbed.cli import CommandError
-from testbed.cli.options import json_option, lab_option, lab_or_only, print_json, sentences
+from testbed.cli.options import json_option, lab_errors, lab_option, lab_or_only, print_json
 from testbed.cli.output import echo
 
 _READY_PATIENCE_S = 600.0
@@ -21,12 +21,16 @@ _POLL_S = 0.2
 @lab_option
 @json_option
 @click.argument("file", required=False, metavar="FILE|-")
-@click.option("--at-ready", is_flag=True, help="Wait until the lab is up and its workers serve, then begin.")
-@click.option("--wait", is_flag=True, help="Stay until it is over.")
-@click.option("--stop", is_flag=True, help="End what plays: outages heal, cross traffic ends; steps and ramps stay.")
-@sentences
+@click.option("--at-ready", is_flag=True, help="Begin when the lab is up and its workers serve.")
+@click.option("--wait", is_flag=True, help="Return when the timeline is over.")
+@click.option(
+    "--stop",
+    is_flag=True,
+    help="End the timeline that plays: outages and cross traffic end, values of steps and ramps stay.",
+)
+@lab_errors
 def play(lab: str | None, as_json: bool, file: str | None, at_ready: bool, wait: bool, stop: bool) -> None:
-    """Play a timeline on the lab's WAN links, beginning now.
+    """Play a timeline of congestion on the lab's WAN links, beginning now.
 
     FILE (- for standard input) holds a list as in a topology file's `congestion:`. It is checked completely before
     anything begins; every change is recorded in congestion.jsonl in the lab's records.
@@ -116,7 +120,7 @@ def _wait(record: Any, state: dict[str, Any]) -> dict[str, Any]:
 
 
 def describe_playing(state: Mapping[str, Any]) -> list[str]:
-    """What plays, in lines: `two-dc.yaml: playing, 12.3 s of 60 s, 41 changes applied, at most 0.4 ms late`."""
+    """The timeline in lines: `two-dc.yaml: playing, 12.3 s of 60 s, 41 changes applied, at most 0.4 ms late`."""
     from testbed.units import format_duration
 
     source = os.path.relpath(state["source"]) if state["source"].startswith("/") else state["source"]

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from testbed.cli import CommandError
 from testbed.cli.console import Console as HarmlessConsole
-from testbed.cli.options import lab_option, sentences, tell_losses
+from testbed.cli.options import lab_errors, lab_option, tell_losses
 from testbed.cli.output import json_text
 from testbed.lab.record import LabError, find_record
 from workers.cli.stream import Piece, stream_answer
@@ -24,14 +24,19 @@ ROLE_WORDS = {"pdd_relay": "relay decode", "pdd_main": "main decode", "pdd_prefi
 @click.command("ask")
 @click.argument("prompt")
 @lab_option
-@click.option("--api", metavar="URL", help="A gateway's address, instead of a lab's.")
-@click.option("--max-tokens", type=click.IntRange(1), default=128, show_default=True)
+@click.option("--api", metavar="URL", help="Address of a gateway, instead of a lab.")
+@click.option("--max-tokens", type=click.IntRange(1), default=128, show_default=True, help="Limit of tokens to answer.")
 @click.option("--model", default=None, help="Fail unless the lab serves this model.")
-@click.option("--system", default=None, help="A system message (chat only).")
+@click.option("--system", default=None, help="System message (chat only).")
 @click.option("--raw/--chat", default=False, help="Continue the text, or answer it through the model's chat template.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object: text, tokens by instance, record.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print one JSON object with the text, the tokens by instance, and the record.",
+)
 @click.option("--no-color", is_flag=True, help="Mark the instances by name instead of colour (as with NO_COLOR set).")
-@sentences
+@lab_errors
 def ask_command(prompt: str, lab: str | None, api: str | None, **options: Any) -> None:
     """Answer PROMPT ("-" reads it from standard input) and show where each token was made."""
     ask(api or _api_of(lab), prompt, **options)

@@ -14,13 +14,13 @@ from workers.models.fetch import fetch, is_whole, model_path
 
 @click.group()
 def model() -> None:
-    """Models that workers can run: list them, fetch them."""
+    """List and fetch models that workers can run."""
 
 
 @model.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def list_models(as_json: bool) -> None:
-    """Built-in and fetchable models, and which of them are on this machine.
+    """List built-in and fetchable models, and which of them are on this machine.
 
     A Hugging Face directory or a .gguf file may be named by its path instead.
     """
@@ -49,9 +49,9 @@ def list_models(as_json: bool) -> None:
 
 @model.command("get")
 @click.argument("name")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, no progress.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON and no progress.")
 def get_model(name: str, as_json: bool) -> None:
-    """Fetches the model NAME once; a second call only checks it."""
+    """Fetch the model NAME once; a second call only checks it."""
     if name in BUILT_IN:
         path = None
     elif name in FETCHABLE:
