@@ -1,11 +1,12 @@
 """Controlled congestion: a timeline of changes, outages, cross traffic and replays, played on the WAN links of a lab.
 
-The way of a timeline, in ten files:
+The way of a timeline, in the order of reading:
 
-    topology.schema   what an entry may contain             compile     entries to a Timeline, with every mistake
-    traces/*          recorded traces to rates              conflicts   what cannot hold together
-    timeline, change  the immutable runtime values          agenda      what is due when (pure)
-    player            wakes at logical times and applies    gate, traffic_pool, triggers, diary   what it applies with
+    topology.schema   fields of an entry                    compile     entries to a Timeline, with every mistake
+    traces/*          recorded traces to rates              conflicts   events that contradict, links overloaded
+    timeline, change  the immutable runtime values          schedule    moves in the order of their times (pure)
+    player            wakes at logical times                apply       does the moves, with outage and traffic/*
+    triggers          serving events told to a lab          change_log  congestion.jsonl
 
 docs/congestion.md tells it to users.
 """

@@ -1,4 +1,4 @@
-"""From what a section of the file names to a `Change`, and from that to what a link is asked to do. Pure.
+"""Changes of a link: from a section of the file to a `Change`, and from that to the impairments of a link. Pure.
 
 Shared by timelines and `pddbed wan set`. Owns what "the rest is kept" means: the queue keeps its size in bytes when
 the rate or the delay changes, and a link that gets its first rate gets the file format's default queue.
@@ -19,7 +19,7 @@ _NAMES = {"duplicate": "duplication", "corrupt": "corruption", "reorder": "reord
 
 
 def change_of(section: schema.Direction, removed: Iterable[str] = ()) -> Change:
-    """What a section of the file names; `removed` are keys whose value is taken away. Raises ValueError."""
+    """The values that a section of the file names; `removed` are keys whose value is taken away. Raises ValueError."""
     removed = set(removed)
     values: dict[str, Any] = {}
     for key in schema.Direction.model_fields:
@@ -58,7 +58,7 @@ def _queue(queue: schema.Queue | None) -> dict[str, Any]:
 def apply_change(
     current: Mapping[Direction, Impairment], directions: Iterable[Direction], change: Change, mtu: int
 ) -> dict[Direction, Impairment]:
-    """What both directions of a link are asked after a change of some. Raises ValueError where values contradict."""
+    """The impairments of both directions after a change of some. Raises ValueError where values contradict."""
     chosen = tuple(directions)
     named = dict(change.values)
     rtt_ns = sum(

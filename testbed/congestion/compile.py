@@ -1,6 +1,6 @@
-"""From the entries of a file to a timeline, with every mistake: the only way to make one from what a person wrote.
+"""Compilation of a file's entries to a timeline, with every mistake: the only way to make one from what a person wrote.
 
-Owns what one entry must hold; `conflicts` has what must hold between entries and links. Reads trace files, builds and
+Owns the rules for one entry; `conflicts` has those between entries and links. Reads trace files, builds and
 changes nothing.
 """
 

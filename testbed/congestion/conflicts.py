@@ -1,4 +1,4 @@
-"""What cannot hold together on a timeline: two that want the same value at once, and links that it would overload.
+"""Conflicts on a timeline: events that want the same value at once, and links that it would overload.
 
 Pure. Owns the rules; `compile` owns where in the file they are reported. What a trigger starts has no time before it
 happens, so only its values are judged.

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from testbed.congestion.diary import Diary
+from testbed.congestion.apply import Applier, adapted
+from testbed.congestion.change_log import ChangeLog
 from testbed.congestion.player import Player, PlayError
-from testbed.congestion.stage import Stage, adapted
 from testbed.congestion.timeline import Timeline
 from testbed.lab.network import Network
 from testbed.lab.record import Record
@@ -19,7 +19,7 @@ from testbed.lab.wan import WanControl
 from testbed.topology.plan import LabPlan
 from testbed.units import format_duration
 
-DIARY = "congestion.jsonl"  # in the lab's records
+LOG_FILE = "congestion.jsonl"  # in the lab's records
 
 
 class Congestion:
@@ -32,7 +32,7 @@ class Congestion:
         self._wan = wan
         self._troubles = troubles
         self._player: Player | None = None
-        self._diary: Diary | None = None
+        self._log: ChangeLog | None = None
         self._lock = threading.Lock()
 
     def play(self, timeline: Timeline) -> dict[str, Any]:
@@ -42,12 +42,12 @@ class Congestion:
                 raise PlayError(
                     f"{_describe(self._player.state())} is playing; end it first with: pddbed wan play --stop"
                 )
-            if self._diary is None:
-                self._diary = Diary(self._record.results / DIARY, self._troubles.note)
+            if self._log is None:
+                self._log = ChangeLog(self._record.results / LOG_FILE, self._troubles.note)
             drivers = {name: link.driver for name, link in self._network.links.items()}
             seeded = adapted(replace(timeline, seed=self._plan.seed), drivers)
-            stage = Stage(self._plan, self._network, self._wan, seeded, self._diary)
-            player = self._player = Player(seeded, stage, self._diary, self._record.events_socket)
+            applier = Applier(self._plan, self._network, self._wan, seeded, self._log)
+            player = self._player = Player(seeded, applier, self._log, self._record.events_socket)
             player.begin()
         return player.state()
 
@@ -60,7 +60,7 @@ class Congestion:
         return player.state()
 
     def state(self) -> dict[str, Any] | None:
-        """Of the timeline that plays, or that played last; None where there was none."""
+        """The state of the timeline that plays, or that played last; None where there was none."""
         return None if self._player is None else self._player.state()
 
 

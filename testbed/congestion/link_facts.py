@@ -1,4 +1,4 @@
-"""What a timeline must know of the links it changes: from a topology file, or from a running lab."""
+"""Facts about the links that a timeline changes, from a topology file or from a running lab."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _MAX_RATE_BPS = {"userspace": 20_000_000_000, "netem": 100_000_000_000}
 
 @dataclass(frozen=True, slots=True)
 class LinkFacts:
-    """`values` is what each direction is asked before the timeline begins; None where the file is wrong about it."""
+    """One link. `values`: the impairment of each direction before the timeline begins; None where the file is wrong."""
 
     name: str
     driver: str  # auto | netem | userspace
@@ -27,17 +27,17 @@ class LinkFacts:
 
     @property
     def drivers(self) -> tuple[str, ...]:
-        """Those that may come to emulate it."""
+        """The drivers that may come to emulate it."""
         return tuple(_MAX_RATE_BPS) if self.driver == "auto" else (self.driver,)
 
     @property
     def max_rate_bps(self) -> int:
-        """What its driver can hold."""
+        """The largest rate that its driver can hold."""
         return max(_MAX_RATE_BPS[driver] for driver in self.drivers)
 
 
 def links_of_file(file: TopologyFile) -> tuple[LinkFacts, ...] | None:
-    """Of a topology file, which may have mistakes; None where its links cannot be read at all."""
+    """The links of a topology file, which may have mistakes; None where its links cannot be read at all."""
     if not readable(file.wan) or not readable(*(wan.name for wan in file.wan)):
         return None
     return tuple(_link_of_file(file, index) for index in range(len(file.wan)))
@@ -58,14 +58,14 @@ def _link_of_file(file: TopologyFile, index: int) -> LinkFacts:
 
 
 def links_of_plan(wans: Iterable[WanPlan]) -> tuple[LinkFacts, ...]:
-    """Of a plan, whose drivers may have been chosen since."""
+    """The links of a plan, whose drivers may have been chosen since."""
     return tuple(
         LinkFacts(wan.name, wan.driver, wan.mtu, {"forward": wan.forward, "backward": wan.backward}) for wan in wans
     )
 
 
 def links_of_lab(shown: Iterable[Mapping[str, Any]]) -> tuple[LinkFacts, ...]:
-    """From what a running lab answers to `wan show`."""
+    """The links in a running lab's answer to `wan show`."""
     return tuple(
         LinkFacts(
             link["name"],

@@ -1,7 +1,7 @@
 """Plays a timeline on the links of a running lab: waits for the next logical time, applies what is due, writes it down.
 
-Owns the waiting and the order of things; what is due when is `agenda`'s, how it is done is `stage`'s. Always wakes for
-logical times, never for "now + dt", so that lateness does not add up.
+Owns the waiting and the order of things; `schedule` knows what is due, `apply` does it. Always wakes for logical times,
+never for "now + dt", so that lateness does not add up.
 """
 
 import os
@@ -14,11 +14,11 @@ from pathlib import Path
 from time import monotonic_ns
 from typing import Any
 
-from testbed.congestion.agenda import Agenda, Assign, Move, PrepareTraffic, Told
-from testbed.congestion.diary import Diary
-from testbed.congestion.stage import Done, Stage
+from testbed.congestion.apply import Applier, Done
+from testbed.congestion.change_log import ChangeLog
+from testbed.congestion.schedule import Assign, Move, PrepareTraffic, Schedule, ServingEvent
 from testbed.congestion.timeline import CrossTraffic, Event, Timeline
-from testbed.congestion.triggers import Ear, lengthen_datagram_queues
+from testbed.congestion.triggers import TriggerSocket, lengthen_datagram_queues
 
 _FIFO_PRIORITY = 15  # below the relays': a change may wait for a packet, not the other way round
 _PREPARE_PATIENCE_S = 20.0
@@ -31,7 +31,7 @@ class PlayError(Exception):
 
 @dataclass
 class Progress:
-    """What a player tells about itself."""
+    """The state of a player."""
 
     state: str = "preparing"  # preparing | playing | waiting | over | stopped | failed
     began_ns: int | None = None
@@ -45,12 +45,12 @@ class Progress:
 class Player:
     """One timeline on one lab. `begin` returns once it plays; everything else happens in its own thread."""
 
-    def __init__(self, timeline: Timeline, stage: Stage, diary: Diary, events_socket: Path) -> None:
+    def __init__(self, timeline: Timeline, applier: Applier, log: ChangeLog, events_socket: Path) -> None:
         self._timeline = timeline
-        self._stage = stage
-        self._diary = diary
+        self._applier = applier
+        self._log = log
         self._events_socket = events_socket
-        self._agenda = Agenda(timeline)
+        self._schedule = Schedule(timeline)
         self._active: dict[tuple[int, int], Move] = {}  # by event and occurrence: the last move of what goes on
         self._progress = Progress()
         self._began = threading.Event()
@@ -77,10 +77,10 @@ class Player:
         self._thread.join()
 
     def state(self) -> dict[str, Any]:
-        """For `wan show` and `wan play`: durations in ns since the timeline began."""
+        """The answer to `wan show` and `wan play`: durations in ns since the timeline began."""
         progress, now = self._progress, monotonic_ns()
         elapsed = None if progress.began_ns is None else (progress.ended_ns or now) - progress.began_ns
-        upcoming = self._agenda.next_move if self.running else None
+        upcoming = self._schedule.next_move if self.running else None
         return {
             "source": self._timeline.source,
             "state": progress.state,
@@ -90,7 +90,7 @@ class Player:
             "events": len(self._timeline.events),
             "playing": [self._describe(move) for move in list(self._active.values())],
             "next": None if upcoming is None else {"at_ns": upcoming.at_ns, **self._describe(upcoming)},
-            "waiting": [self._describe_trigger(event) for event in self._agenda.waiting()] if self.running else [],
+            "waiting": [self._describe_trigger(event) for event in self._schedule.waiting()] if self.running else [],
             "applied": progress.applied,
             "superseded": progress.superseded,
             "latest_ns": progress.latest_ns,
@@ -98,20 +98,20 @@ class Player:
         }
 
     def _live(self) -> None:
-        ear: Ear | None = None
+        events: TriggerSocket | None = None
         try:
             self._be_punctual()
             lengthen_datagram_queues()
-            ear = Ear(self._events_socket)
+            events = TriggerSocket(self._events_socket)
             self._prepare()
-            self._play(ear)
+            self._play(events)
             self._finish("stopped" if self._stopping else "over")
         except Exception as error:
             self._progress.errors.append(str(error) or repr(error))
             self._finish("failed")
         finally:
-            if ear is not None:
-                ear.close()
+            if events is not None:
+                events.close()
             for fd in (self._stop_read, self._stop_write):
                 os.close(fd)
             self._began.set()
@@ -124,51 +124,51 @@ class Player:
 
     def _prepare(self) -> None:
         """Everything that takes a while, before the timeline's zero."""
-        self._stage.set_up(self._timeline)
+        self._applier.set_up(self._timeline)
         streams = []
-        for move in self._agenda.due(-1):
-            streams += self._stage.prepare_traffic(move.event, move.occurrence)
-        for event in self._agenda.waiting():
+        for move in self._schedule.due(-1):
+            streams += self._applier.prepare_traffic(move.event, move.occurrence)
+        for event in self._schedule.waiting():
             if isinstance(event.what, CrossTraffic):
-                streams += self._stage.prepare_traffic(event, 0)
+                streams += self._applier.prepare_traffic(event, 0)
         for stream in streams:
             if not stream.ready.wait(_PREPARE_PATIENCE_S):
                 raise PlayError(f"cross traffic on {stream.source.link} is not ready after {_PREPARE_PATIENCE_S:.0f} s")
 
-    def _play(self, ear: Ear) -> None:
+    def _play(self, events: TriggerSocket) -> None:
         zero = self._progress.began_ns = monotonic_ns()
         self._progress.state = "playing"
-        self._diary.write("begin", zero_ns=zero, timeline=self._timeline.to_dict(whole=False))
+        self._log.write("begin", zero_ns=zero, timeline=self._timeline.to_dict(whole=False))
         self._began.set()
-        agenda = self._agenda
-        while not self._stopping and not (agenda.done and not self._stage.counting):
-            upcoming = agenda.next_ns()
+        schedule = self._schedule
+        while not self._stopping and not (schedule.done and not self._applier.counting):
+            upcoming = schedule.next_ns()
             self._progress.state = "playing" if upcoming is not None or self._active else "waiting"
-            timeout = _COUNTING_PATIENCE_S if self._stage.counting else None
+            timeout = _COUNTING_PATIENCE_S if self._applier.counting else None
             if upcoming is not None:
                 timeout = max(0, zero + upcoming - monotonic_ns()) / 1e9
-            readable, _, _ = select.select([ear.fileno(), self._stop_read], [], [], timeout)
+            readable, _, _ = select.select([events.fileno(), self._stop_read], [], [], timeout)
             if self._stop_read in readable:
                 return
             now = monotonic_ns()
-            if ear.fileno() in readable:
-                for told, at_ns in ear.listen(now):
+            if events.fileno() in readable:
+                for told, at_ns in events.listen(now):
                     self._hear(told, max(0, at_ns - zero), zero)
-            for move, superseded in _latest_only(agenda.due(now - zero)):
+            for move, superseded in _latest_only(schedule.due(now - zero)):
                 self._apply(move, superseded, zero)
 
-    def _hear(self, told: Told, at_ns: int, zero: int) -> None:
-        for event in self._agenda.tell(told, at_ns):
+    def _hear(self, told: ServingEvent, at_ns: int, zero: int) -> None:
+        for event in self._schedule.tell(told, at_ns):
             message = {"told": told.event, "fraction": told.fraction, "request": told.request}
-            self._diary.write("triggered", event=event.number, kind=event.kind, logical_ns=at_ns, **message)
-            if isinstance(event.what, CrossTraffic) and event in self._agenda.waiting():
-                self._stage.prepare_traffic(event, self._agenda.occurrences(event))
+            self._log.write("triggered", event=event.number, kind=event.kind, logical_ns=at_ns, **message)
+            if isinstance(event.what, CrossTraffic) and event in self._schedule.waiting():
+                self._applier.prepare_traffic(event, self._schedule.occurrences(event))
 
     def _apply(self, move: Move, superseded: int, zero: int) -> None:
         due = zero + move.at_ns
         before = monotonic_ns()
         try:
-            done = self._stage.perform(move, due)
+            done = self._applier.perform(move, due)
         except Exception as error:  # one change that fails must not end the timeline; it is told and recorded
             self._progress.errors.append(f"congestion[{move.event.number}].{move.event.kind}: {error}")
             done = Done("error", {"error": str(error) or repr(error)}, monotonic_ns())
@@ -178,7 +178,7 @@ class Player:
         self._progress.applied += done.what != "error"
         self._progress.superseded += superseded
         self._progress.latest_ns = max(self._progress.latest_ns, done.at_ns - due)
-        self._diary.write(
+        self._log.write(
             done.what,
             event=move.event.number,
             kind=move.event.kind,
@@ -193,7 +193,7 @@ class Player:
         )
 
     def _track(self, move: Move) -> None:
-        """What goes on: from an occurrence's beginning to its last move."""
+        """Keep track of what goes on, from an occurrence's beginning to its last move."""
         key = (move.event.number, move.occurrence)
         if move.is_last:
             self._active.pop(key, None)
@@ -202,15 +202,15 @@ class Player:
 
     def _finish(self, state: str) -> None:
         try:
-            for what, fields in self._stage.clear():
-                self._diary.write(what, **fields)
+            for what, fields in self._applier.clear():
+                self._log.write(what, **fields)
         except Exception as error:
             self._progress.errors.append(str(error) or repr(error))
         self._active.clear()
         self._progress.ended_ns = monotonic_ns()
         self._progress.state = state
         progress = {name: getattr(self._progress, name) for name in ("applied", "superseded", "latest_ns", "errors")}
-        self._diary.write("end", state=state, never_triggered=[e.number for e in self._agenda.waiting()], **progress)
+        self._log.write("end", state=state, never_triggered=[e.number for e in self._schedule.waiting()], **progress)
 
     def _describe(self, move: Move) -> dict[str, Any]:
         targets = [list(target) for target in move.event.targets]

@@ -1,4 +1,4 @@
-"""What a timeline is once it is read and checked: immutable events in the order of the file, ready to be played.
+"""A timeline once it is read and checked: immutable events in the order of the file, ready to be played.
 
 Owns the runtime types and their form in JSON (how `pddbed wan play` hands a timeline to a lab). Times are ns since
 the timeline began. Knows no file, no clock and no kernel.
@@ -57,14 +57,14 @@ def _value(name: str, plain: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """From its moment on, other values."""
+    """Other values from its moment on."""
 
     change: Change
 
 
 @dataclass(frozen=True, slots=True)
 class Ramp:
-    """From one value to another. `values` has (an Impairment's field, from, to); loss is a probability."""
+    """A way from one value to another. `values` has (an Impairment's field, from, to); loss is a probability."""
 
     duration_ns: int
     values: tuple[tuple[str, float, float], ...]
@@ -141,16 +141,16 @@ class Event:
 
     @property
     def kind(self) -> str:
-        """As the file calls it."""
+        """The name of its kind in the file."""
         return next(kind for kind, cls in KINDS.items() if isinstance(self.what, cls))
 
     @property
     def duration_ns(self) -> int:
-        """Of one occurrence; 0 for a step."""
+        """The duration of one occurrence; 0 for a step."""
         return 0 if isinstance(self.what, Step) else self.what.duration_ns
 
     def starts_ns(self) -> tuple[int, ...]:
-        """Of every occurrence that is due at a time; empty for a triggered event."""
+        """The starts of every occurrence that is due at a time; empty for a triggered event."""
         if self.at_ns is None:
             return ()
         return tuple(self.at_ns + number * self.every_ns for number in range(self.times))
@@ -206,7 +206,7 @@ class Timeline:
 
     @property
     def length_ns(self) -> int | None:
-        """When the last thing that is due at a time is over; None where nothing is."""
+        """The end of the last occurrence that is due at a time; None where nothing is."""
         ends = [event.starts_ns()[-1] + event.duration_ns for event in self.events if event.at_ns is not None]
         return max(ends, default=None)
 

@@ -1,4 +1,4 @@
-"""The lab's ear for serving events: a Unix datagram socket, one JSON object a datagram.
+"""The lab's socket for serving events: a Unix datagram socket, one JSON object a datagram.
 
 Owns the form of a message and what is refused of it. Rubbish is counted and ignored: whoever tells is busy serving.
 """
@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from testbed.congestion.agenda import Told
+from testbed.congestion.schedule import ServingEvent
 
 MAX_MESSAGE = 4096
 OLDEST_NS = 60_000_000_000  # a stamp that lies further back is of another clock
@@ -18,8 +18,8 @@ QUEUE_LENGTH = 1024  # messages that wait for the player
 _MAX_TEXT = 256
 
 
-def parse(data: bytes) -> tuple[Told, int | None]:
-    """What is told, and the sender's CLOCK_MONOTONIC stamp where there is one. Raises ValueError."""
+def parse(data: bytes) -> tuple[ServingEvent, int | None]:
+    """The event in a message, and the sender's CLOCK_MONOTONIC stamp where there is one. Raises ValueError."""
     if len(data) > MAX_MESSAGE:
         raise ValueError(f"a message of more than {MAX_MESSAGE} bytes")
     message = json.loads(data)
@@ -34,7 +34,7 @@ def parse(data: bytes) -> tuple[Told, int | None]:
         raise ValueError("fraction is a number from 0 to 1")
     if stamp is not None and (not isinstance(stamp, int) or isinstance(stamp, bool)):
         raise ValueError("monotonic_ns is a whole number")
-    return Told(str(event), float(fraction), request), stamp
+    return ServingEvent(str(event), float(fraction), request), stamp
 
 
 def _is_number(value: Any) -> bool:
@@ -42,12 +42,12 @@ def _is_number(value: Any) -> bool:
 
 
 def lengthen_datagram_queues(setting: Path = Path("/proc/sys/net/unix/max_dgram_qlen")) -> None:
-    """Of sockets that are made from now on in this network namespace, the lab's: 10 is the kernel's own default."""
+    """Lengthen the queues of sockets made from now on in this network namespace, the lab's: the default is 10."""
     with suppress(OSError):  # a kernel without it: what is told beyond the queue is lost
         setting.write_text(str(QUEUE_LENGTH))
 
 
-class Ear:
+class TriggerSocket:
     """Listens at a path until it is closed."""
 
     def __init__(self, path: Path) -> None:
@@ -64,8 +64,8 @@ class Ear:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def listen(self, now_ns: int, most: int = 256) -> list[tuple[Told, int]]:
-        """What was told since, and when: at the sender's stamp where that can be, else now."""
+    def listen(self, now_ns: int, most: int = 256) -> list[tuple[ServingEvent, int]]:
+        """The events told since the last call, with their times: the sender's stamp where that can be, else now."""
         told = []
         for _ in range(most):
             try:

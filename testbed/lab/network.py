@@ -17,7 +17,7 @@ from mininet.net import Mininet
 from mininet.node import Node
 from pyroute2.netlink.exceptions import NetlinkError
 
-from testbed.congestion import gate
+from testbed.congestion import outage
 from testbed.lab import fabric, openvswitch, tuning
 from testbed.lab.nodes import Bridge, LabNode, VethLink
 from testbed.links import make_link
@@ -165,7 +165,7 @@ def _add_wan(network: Network, number: int, wan: WanPlan, driver: str, run_dir: 
     link.build()
     for end in ends:
         with suppress(NetlinkError):  # a kernel without it: a timeline with an outage is refused then
-            gate.install(end.pid, end.ifname)
+            outage.install(end.pid, end.ifname)
 
 
 def _configure_datacenter(network: Network, datacenter: DatacenterPlan, plan: LabPlan) -> None:

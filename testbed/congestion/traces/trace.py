@@ -39,7 +39,7 @@ class Trace:
         return len(self.starts_ns)
 
     def values(self, index: int) -> tuple[tuple[str, Any], ...]:
-        """What holds from the start with that index on, as an Impairment's fields."""
+        """The values that hold from the start with that index on, as an Impairment's fields."""
         row = ((name, column[index]) for name, column in self.columns.items())
         return tuple((name, _loss(value) if name == "loss" else value) for name, value in row)
 
@@ -52,7 +52,7 @@ class Trace:
                 yield beginning + start, index
 
     def floored(self, least_bps: int) -> "Trace":
-        """For a driver that cannot hold a rate of nearly nothing: no rate below `least_bps` where nothing is delivered.
+        """The trace with no rate below `least_bps`, for a driver that cannot hold a rate of nearly nothing.
 
         What is thereby delivered too early is taken from the rates that follow, so that the bytes stay the trace's.
         """

@@ -1,9 +1,12 @@
-"""How many packets a paced source has to have sent by when. Pure: times are ns since the source began.
+"""The times at which a source of cross traffic sends: seeded bursts and pauses, and a pace within bursts. Pure.
 
-The k-th packet is due when the source has been on for k packets' worth of its rate, so neither lateness nor the
-beginnings and ends of bursts change the rate that it comes to.
+Bursts and pauses have exponentially distributed lengths, an interrupted Poisson process (Kuczura 1973): a seed gives
+the same bursts on every machine. The source is on at first with the share of time that it is on in the long run, so
+that the mean rate holds from the beginning. The k-th packet is due when the source has been on for k packets' worth of
+its rate, so neither lateness nor the ends of bursts change the rate. Times are ns since the source began.
 """
 
+import random
 from collections.abc import Iterator
 
 FOREVER = 1 << 62
@@ -11,7 +14,7 @@ _NS_PER_S = 1_000_000_000
 
 
 class Pacer:
-    """Of one flow: `take(now)` says how many packets to send, `next_ns` when to ask again."""
+    """The pace of one flow: `take(now)` gives the number of packets to send, `next_ns` the time to ask again."""
 
     def __init__(self, bursts: Iterator[tuple[int, int]], rate_bps: int, packet_bytes: int) -> None:
         self._bursts = bursts
@@ -33,8 +36,29 @@ class Pacer:
 
     @property
     def next_ns(self) -> int:
-        """When the next packet is due, or a burst ends before it; FOREVER when there is none."""
+        """The time at which the next packet is due, or a burst ends before it; FOREVER when there is none."""
         if self._start == FOREVER:
             return FOREVER
         on = -(-(self._taken + 1) * self._bits_ns // self._rate_bps)
         return min(self._start + on - self._on_before, self._end)
+
+
+def burst_seed(seed: int, event: int, occurrence: int, target: int, flow: int) -> str:
+    """The seed of a flow's bursts, from the lab's seed and the flow's place in the timeline."""
+    return f"pddbed congestion {seed} {event} {occurrence} {target} {flow}"
+
+
+def bursts(seed: str, duration_ns: int, on_ns: int | None, off_ns: int | None) -> Iterator[tuple[int, int]]:
+    """(start, end) of every burst within a duration, ascending and apart; the whole of it without mean lengths."""
+    if on_ns is None or off_ns is None:
+        yield 0, duration_ns
+        return
+    chance = random.Random(seed)
+    on = chance.random() < on_ns / (on_ns + off_ns)
+    at = 0
+    while at < duration_ns:
+        length = max(1, round(chance.expovariate(1 / (on_ns if on else off_ns))))
+        if on:
+            yield at, min(at + length, duration_ns)
+        at += length
+        on = not on

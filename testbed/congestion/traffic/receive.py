@@ -33,7 +33,7 @@ class Receiver:
         self._buffer = bytearray(1 << 18)
 
     def run(self) -> dict[str, Any]:
-        """Until a line, or the end, of standard input; then the report."""
+        """Count until a line, or the end, of standard input; returns the report."""
         self._selector.register(sys.stdin, selectors.EVENT_READ, None)
         self._selector.register(self._socket, selectors.EVENT_READ, self._datagrams if self._udp else self._accept)
         while True:

@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from time import monotonic_ns
 from typing import Any
 
-from testbed.congestion.bursts import bursts
-from testbed.congestion.traffic.pacing import FOREVER, Pacer
+from testbed.congestion.traffic.pacing import FOREVER, Pacer, bursts
 
 _TICK_NS = 1_000_000
 _UDP_SEGMENT, _SO_MAX_PACING_RATE, _TCP_NOTSENT_LOWAT = 103, 47, 25
@@ -174,7 +173,7 @@ def send(flows: list[Flow], start_ns: int, duration_ns: int) -> dict[str, Any]:
 
 
 def _wait(selector: selectors.BaseSelector, until_ns: int) -> bool:
-    """Until then, or until sockets take more; True when standard input has something, which means stop."""
+    """Wait until then, or until sockets take more; True when standard input has something, which means stop."""
     left_ns = until_ns - monotonic_ns()
     for key, _ in selector.select(max(0.0, left_ns / 1e9)):
         if key.data is None:

@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.congestion.bursts import burst_seed, bursts
-from testbed.congestion.traffic.pacing import FOREVER, Pacer
+from testbed.congestion.traffic.pacing import FOREVER, Pacer, burst_seed, bursts
 
 MS = 1_000_000
 SECOND = 1_000_000_000

@@ -4,8 +4,8 @@ from itertools import combinations, pairwise
 
 from hypothesis import given
 
-from testbed.congestion.agenda import Agenda, Assign, Cut
 from testbed.congestion.conflicts import conflicts
+from testbed.congestion.schedule import Assign, Cut, Schedule
 from testbed.congestion.timeline import Event, Outage, Timeline
 from tests.testbed.congestion.timelines import SECOND, timelines
 
@@ -13,7 +13,7 @@ from tests.testbed.congestion.timelines import SECOND, timelines
 def names(event: Event) -> set[str]:
     """What an event writes, found out by letting it happen."""
     found: set[str] = set()
-    for move in Agenda(Timeline((event,), 0)).due(1000 * SECOND):
+    for move in Schedule(Timeline((event,), 0)).due(1000 * SECOND):
         if isinstance(move.action, Assign):
             found |= set(move.action.change.names)
         elif isinstance(move.action, Cut):

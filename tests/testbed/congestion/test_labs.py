@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from testbed.congestion.bursts import burst_seed, bursts
+from testbed.congestion.traffic.pacing import burst_seed, bursts
 from testbed.lab.control import ask_lab
 from testbed.lab.record import find_record
 from tests.conftest import run_pddbed
@@ -71,7 +71,7 @@ def shown(lab: str) -> dict[str, Any]:
     return link
 
 
-def diary(lab: str, since_ns: int = 0) -> list[dict[str, Any]]:
+def change_log(lab: str, since_ns: int = 0) -> list[dict[str, Any]]:
     lines = (find_record(lab).results / "congestion.jsonl").read_text().splitlines()
     return [entry for entry in map(json.loads, lines) if entry["monotonic_ns"] >= since_ns]
 
@@ -120,7 +120,7 @@ def test_a_step_changes_the_delay_when_and_as_asked_and_keeps_the_rest(lab: str,
             zero = play(lab, "- step: {at: 500ms, delay: 60ms, direction: forward}\n", tmp_path)
             sleep_until(zero + SECOND)
         time.sleep(0.1)
-        (step,) = [entry for entry in diary(lab, zero) if entry["what"] == "set"]
+        (step,) = [entry for entry in change_log(lab, zero) if entry["what"] == "set"]
     assert step["logical_ns"] == 500 * MS
     assert step["due_ns"] == zero + 500 * MS
     assert 0 <= step["late_ns"] < 50 * MS
@@ -150,7 +150,7 @@ def test_an_outage_loses_exactly_the_packets_sent_in_it_and_none_in_flight(lab: 
             zero = play(lab, timeline, tmp_path)
             sleep_until(zero + 1600 * MS)
         time.sleep(0.4)
-        entries = {entry["what"]: entry for entry in diary(lab, zero)}
+        entries = {entry["what"]: entry for entry in change_log(lab, zero)}
     began, ended = (entries[what]["due_ns"] for what in ("cut", "heal"))
     cut_by = began + entries["cut"]["late_ns"]
     healed_by = ended + entries["heal"]["late_ns"]
@@ -177,7 +177,7 @@ def test_a_ramp_is_monotonic_at_the_receiver(lab: str, tmp_path: Path) -> None:
             zero = play(lab, timeline, tmp_path)
             sleep_until(zero + 1400 * MS)
         time.sleep(0.2)
-    steps = [entry for entry in diary(lab, zero) if entry["what"] == "set"]
+    steps = [entry for entry in change_log(lab, zero) if entry["what"] == "set"]
     values = [entry["values"]["delay_ns"] for entry in steps]
     skipped = sum(entry.get("superseded", 0) for entry in steps)
     assert len(steps) + skipped == 51
@@ -223,7 +223,7 @@ def test_udp_cross_traffic_takes_its_share_beside_a_tcp_flow_and_stops(lab: str,
     client.join()
     wait_until_over(lab)
     assert rate_bps(lab, 0.3) == 0, "it has stopped"
-    (report,) = [entry for entry in diary(lab, zero) if entry["what"] == "traffic"]
+    (report,) = [entry for entry in change_log(lab, zero) if entry["what"] == "traffic"]
     sent = [flow["packets"] for flow in report["sent"]["flows"]]
     assert sum(sent) == pytest.approx(8 * MBIT * 4 / 8 / 1500, rel=0.01)
     assert abs(sent[0] - sent[1]) <= 1
@@ -239,7 +239,7 @@ def test_tcp_cross_traffic_fills_the_link_from_its_own_hosts_and_stops(lab: str,
     assert rate_bps(lab, 1.2, "backward") == pytest.approx(20 * MBIT, rel=0.03)
     wait_until_over(lab)
     assert rate_bps(lab, 0.3, "backward") == 0
-    (report,) = [entry for entry in diary(lab, zero) if entry["what"] == "traffic"]
+    (report,) = [entry for entry in change_log(lab, zero) if entry["what"] == "traffic"]
     assert 0 <= report["sent"]["ended_ns"] - (zero + 2500 * MS) < 300 * MS, "it stops when it is asked to"
     drained = (20 + 41 + 100) * MS  # the delay, a full queue, and the TCP ends' own lateness
     assert report["received"]["last_ns"] < report["sent"]["ended_ns"] + drained, "nothing unsent follows"
@@ -259,7 +259,7 @@ def test_the_same_seed_gives_the_same_bursts(lab: str, tmp_path: Path) -> None:
         expected.append(on * (4 * MBIT // 3) // (1500 * 8 * SECOND))
     zero = play(lab, timeline, tmp_path)
     wait_until_over(lab)
-    (report,) = [entry for entry in diary(lab, zero) if entry["what"] == "traffic"]
+    (report,) = [entry for entry in change_log(lab, zero) if entry["what"] == "traffic"]
     for flow, packets in zip(report["sent"]["flows"], expected, strict=True):
         assert packets - 2 <= flow["packets"] <= packets, "what is due in the last millisecond may stay unsent"
 
@@ -310,7 +310,7 @@ def test_a_serving_event_cuts_the_link_when_enough_has_crossed(lab: str, tmp_pat
         assert teller.tell("kv-transfer", request="cmpl-1", fraction=share)
         time.sleep(0.02)
     wait_until_over(lab)
-    entries = {entry["what"]: entry for entry in diary(lab, zero)}
+    entries = {entry["what"]: entry for entry in change_log(lab, zero)}
     assert entries["triggered"]["fraction"] == 0.61
     assert entries["triggered"]["request"] == "cmpl-1"
     cut = entries["cut"]
@@ -343,7 +343,7 @@ def test_stop_heals_ends_traffic_and_leaves_steps(lab: str, tmp_path: Path) -> N
     assert ping_works(lab)
     assert rate_bps(lab, 0.2, "backward") == 0
     assert shown(lab)["asked"]["forward"]["delay_ns"] == 5 * MS
-    assert {"cut", "traffic", "heal", "end"} <= {entry["what"] for entry in diary(lab, zero)}
+    assert {"cut", "traffic", "heal", "end"} <= {entry["what"] for entry in change_log(lab, zero)}
     again = run_pddbed("wan", "play", "-l", lab, "--stop")
     assert (again.returncode, again.stderr) == (1, "pddbed: no timeline is playing\n")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.congestion.diary import Diary
+from testbed.congestion.change_log import ChangeLog
 from testbed.lab.log_limit import cut_logs
 from testbed.lab.troubles import KINDS, ROW_WORDS, Troubles, trouble_words
 from tests.testbed.lab.apart import run_apart
@@ -140,11 +140,11 @@ def test_a_long_log_is_cut_to_its_newest_part_and_its_writer_goes_on(tmp_path: P
 
 def test_a_timeline_goes_on_without_its_record_and_its_failures_are_troubles() -> None:
     told: list[tuple[str, object]] = []
-    diary = Diary(Path("/dev/full"), lambda what, error: told.append((what, error)))
-    diary.write("set", event=0)
-    diary.write("error", error="tc refused it")
-    diary.write("end", state="failed", errors=["cross traffic is not ready"])
-    diary.close()
+    log = ChangeLog(Path("/dev/full"), lambda what, error: told.append((what, error)))
+    log.write("set", event=0)
+    log.write("error", error="tc refused it")
+    log.write("end", state="failed", errors=["cross traffic is not ready"])
+    log.close()
     assert told == [
         ("congestion.jsonl lacks a line", "No space left on device"),
         ("a change of a timeline failed", "tc refused it"),
@@ -156,9 +156,9 @@ def test_a_timeline_goes_on_without_its_record_and_its_failures_are_troubles() -
 
 def test_a_timelines_record_is_made_again_when_somebody_removed_it(tmp_path: Path) -> None:
     file = tmp_path / "records" / "congestion.jsonl"
-    diary = Diary(file, lambda what, error: pytest.fail(f"{what}: {error}"))
-    diary.write("set", event=0)
+    log = ChangeLog(file, lambda what, error: pytest.fail(f"{what}: {error}"))
+    log.write("set", event=0)
     file.unlink()
-    diary.write("set", event=1)
-    diary.close()
+    log.write("set", event=1)
+    log.close()
     assert [json.loads(line)["event"] for line in file.read_text().splitlines()] == [1]

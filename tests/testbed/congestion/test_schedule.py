@@ -4,7 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.congestion.agenda import Agenda, Assign, Cut, Heal, Move, PrepareTraffic, PutBack, Remember, Told, moves
+from testbed.congestion.schedule import (
+    Assign,
+    Cut,
+    Heal,
+    Move,
+    PrepareTraffic,
+    PutBack,
+    Remember,
+    Schedule,
+    ServingEvent,
+    moves,
+)
 from testbed.congestion.timeline import EACH, Change, Event, Outage, Ramp, Replay, Timeline, Trigger
 from testbed.congestion.traces.read import read_trace
 from tests.testbed.congestion.timelines import FIXTURES, MS, SECOND, events, timeline, timelines
@@ -12,13 +23,13 @@ from tests.testbed.congestion.timelines import FIXTURES, MS, SECOND, events, tim
 END = 100 * SECOND
 
 
-def all_moves(agenda: Agenda) -> list[Move]:
-    return agenda.due(END)
+def all_moves(schedule: Schedule) -> list[Move]:
+    return schedule.due(END)
 
 
 @given(timelines())
 def test_every_move_comes_once_and_in_order(plan: Timeline) -> None:
-    taken = all_moves(Agenda(plan))
+    taken = all_moves(Schedule(plan))
     assert taken == sorted(taken, key=lambda move: move.key)
     expected = [
         move
@@ -31,15 +42,15 @@ def test_every_move_comes_once_and_in_order(plan: Timeline) -> None:
 
 @given(timelines(), st.lists(st.integers(0, 30 * SECOND), max_size=10))
 def test_looking_often_or_seldom_makes_no_difference(plan: Timeline, looks: list[int]) -> None:
-    agenda, taken = Agenda(plan), []
+    schedule, taken = Schedule(plan), []
     for now in sorted(looks):
-        batch = agenda.due(now)
+        batch = schedule.due(now)
         assert all(move.at_ns <= now for move in batch)
-        upcoming = agenda.next_ns()
+        upcoming = schedule.next_ns()
         assert upcoming is None or upcoming > now
         taken += batch
-    assert taken + all_moves(agenda) == all_moves(Agenda(plan))
-    assert agenda.done
+    assert taken + all_moves(schedule) == all_moves(Schedule(plan))
+    assert schedule.done
 
 
 @given(timelines())
@@ -63,7 +74,7 @@ def test_an_ending_comes_before_a_beginning_of_the_same_moment() -> None:
         "- outage: {at: 2s, duration: 1s, link: wan0, direction: forward}\n"
         "- outage: {at: 1s, duration: 1s, link: wan0, direction: forward}\n"
     )
-    actions = [(move.event.number, type(move.action)) for move in all_moves(Agenda(plan))]
+    actions = [(move.event.number, type(move.action)) for move in all_moves(Schedule(plan))]
     assert actions == [(1, Cut), (1, Heal), (0, Cut), (0, Heal)]
 
 
@@ -103,52 +114,54 @@ def test_a_replay_remembers_plays_again_and_again_and_puts_back() -> None:
 
 def test_cross_traffic_is_prepared_two_seconds_ahead() -> None:
     plan = timeline("- cross_traffic: {at: 1s, duration: 1s, link: wan0}\n")
-    agenda = Agenda(plan)
-    (prepare,) = agenda.due(-1)
+    schedule = Schedule(plan)
+    (prepare,) = schedule.due(-1)
     assert isinstance(prepare.action, PrepareTraffic)
     assert prepare.at_ns == -SECOND
 
 
-def triggered(trigger: Trigger, times: int = 1) -> Agenda:
+def triggered(trigger: Trigger, times: int = 1) -> Schedule:
     event = Event(0, Outage(SECOND), (("wan0", "forward"),), trigger=trigger, every_ns=2 * SECOND, times=times)
-    return Agenda(Timeline((event,), 0))
+    return Schedule(Timeline((event,), 0))
 
 
 def test_a_trigger_waits_for_its_event_and_its_fraction() -> None:
-    agenda = triggered(Trigger("kv-transfer", 0.6))
-    assert agenda.next_ns() is None
-    assert not agenda.done
-    for told in (Told("handoff"), Told("kv-transfer", 0.59, "r1")):
-        assert agenda.tell(told, 5 * MS) == []
-    assert len(agenda.tell(Told("kv-transfer", 0.61, "r1"), 7 * MS)) == 1
-    assert agenda.tell(Told("kv-transfer", 0.62, "r2"), 8 * MS) == [], "any means the first"
-    assert [move.at_ns for move in all_moves(agenda)] == [7 * MS, 7 * MS + SECOND]
-    assert agenda.done
+    schedule = triggered(Trigger("kv-transfer", 0.6))
+    assert schedule.next_ns() is None
+    assert not schedule.done
+    for told in (ServingEvent("handoff"), ServingEvent("kv-transfer", 0.59, "r1")):
+        assert schedule.tell(told, 5 * MS) == []
+    assert len(schedule.tell(ServingEvent("kv-transfer", 0.61, "r1"), 7 * MS)) == 1
+    assert schedule.tell(ServingEvent("kv-transfer", 0.62, "r2"), 8 * MS) == [], "any means the first"
+    assert [move.at_ns for move in all_moves(schedule)] == [7 * MS, 7 * MS + SECOND]
+    assert schedule.done
 
 
 def test_a_trigger_for_each_request_fires_once_for_each() -> None:
-    agenda = triggered(Trigger("kv-transfer", 0.5, EACH))
+    schedule = triggered(Trigger("kv-transfer", 0.5, EACH))
     fired = [
-        len(agenda.tell(Told("kv-transfer", share, name), 0)) for name in ("r1", "r2") for share in (0.4, 0.6, 1.0)
+        len(schedule.tell(ServingEvent("kv-transfer", share, name), 0))
+        for name in ("r1", "r2")
+        for share in (0.4, 0.6, 1.0)
     ]
     assert fired == [0, 1, 0, 0, 1, 0]
-    assert {move.occurrence for move in all_moves(agenda)} == {0, 1}
-    assert not agenda.done, "more requests may come"
+    assert {move.occurrence for move in all_moves(schedule)} == {0, 1}
+    assert not schedule.done, "more requests may come"
 
 
 def test_a_trigger_for_one_request_ignores_the_others() -> None:
-    agenda = triggered(Trigger("kv-transfer", request="r2"))
-    assert agenda.tell(Told("kv-transfer", 1.0, "r1"), 0) == []
-    assert len(agenda.tell(Told("kv-transfer", 1.0, "r2"), 0)) == 1
-    assert agenda.done is False
-    all_moves(agenda)
-    assert agenda.done
+    schedule = triggered(Trigger("kv-transfer", request="r2"))
+    assert schedule.tell(ServingEvent("kv-transfer", 1.0, "r1"), 0) == []
+    assert len(schedule.tell(ServingEvent("kv-transfer", 1.0, "r2"), 0)) == 1
+    assert schedule.done is False
+    all_moves(schedule)
+    assert schedule.done
 
 
 def test_what_is_triggered_may_repeat() -> None:
-    agenda = triggered(Trigger("handoff"), times=3)
-    agenda.tell(Told("handoff"), SECOND)
-    starts = [move.at_ns for move in all_moves(agenda) if isinstance(move.action, Cut)]
+    schedule = triggered(Trigger("handoff"), times=3)
+    schedule.tell(ServingEvent("handoff"), SECOND)
+    starts = [move.at_ns for move in all_moves(schedule) if isinstance(move.action, Cut)]
     assert starts == [SECOND, 3 * SECOND, 5 * SECOND]
 
 
@@ -159,10 +172,10 @@ def test_what_is_triggered_may_repeat() -> None:
 def test_the_same_events_give_the_same_moves(plan: Timeline, told: list[tuple[str, float, str]]) -> None:
     runs = []
     for _ in range(2):
-        agenda = Agenda(plan)
+        schedule = Schedule(plan)
         for number, message in enumerate(told):
-            agenda.tell(Told(*message), number * MS)
-        runs.append(all_moves(agenda))
+            schedule.tell(ServingEvent(*message), number * MS)
+        runs.append(all_moves(schedule))
     assert runs[0] == runs[1]
 
 

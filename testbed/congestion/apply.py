@@ -1,6 +1,6 @@
-"""What the moves of a timeline do to a running lab: values, gates, cross traffic. One `perform` for each move.
+"""Application of a timeline's moves to a running lab: values, outages, cross traffic. One `perform` for each move.
 
-Owns what is needed for that and its way back: what a replay found, which gates are cut. Called by one thread, the
+Owns what is needed to undo them: the values that a replay found, the outages that are on. Called by one thread, the
 player's. A change goes through `WanControl`, so that it composes with `pddbed wan set`: whoever names a value last
 wins, and what is not named is kept.
 """
@@ -10,7 +10,9 @@ from dataclasses import dataclass, replace
 from time import monotonic_ns
 from typing import Any
 
-from testbed.congestion.agenda import (
+from testbed.congestion.change_log import ChangeLog
+from testbed.congestion.outage import OutageFilter
+from testbed.congestion.schedule import (
     Assign,
     Cut,
     Heal,
@@ -21,12 +23,10 @@ from testbed.congestion.agenda import (
     StartTraffic,
     StopTraffic,
 )
-from testbed.congestion.diary import Diary
-from testbed.congestion.gate import Gate
 from testbed.congestion.timeline import Change, CrossTraffic, Event, Outage, Replay, Step, Timeline
 from testbed.congestion.traces.mahimahi import OPPORTUNITY_BITS
 from testbed.congestion.traces.read import DEFAULT_GRANULARITY_NS
-from testbed.congestion.traffic_pool import Source, Stream, TrafficPool
+from testbed.congestion.traffic.pool import Source, Stream, TrafficPool
 from testbed.impairment import NS_PER_S
 from testbed.lab.endpoints import Endpoint, endpoints
 from testbed.lab.network import Network
@@ -40,35 +40,35 @@ Key = tuple[int, int]  # event, occurrence
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What a move did: its name for the diary, what else to write down, and when it had its effect."""
+    """The effect of a move: its name for the log, further fields to write down, and its time."""
 
     what: str
     fields: dict[str, Any]
     at_ns: int
 
 
-class Stage:
+class Applier:
     """The links of one lab, for one timeline."""
 
-    def __init__(self, plan: LabPlan, network: Network, wan: WanControl, timeline: Timeline, diary: Diary) -> None:
+    def __init__(self, plan: LabPlan, network: Network, wan: WanControl, timeline: Timeline, log: ChangeLog) -> None:
         self._plan = plan
         self._network = network
         self._wan = wan
-        self._pool = TrafficPool(timeline.seed, diary.write)
-        self._gates: dict[Target, Gate] = {}
+        self._pool = TrafficPool(timeline.seed, log.write)
+        self._filters: dict[Target, OutageFilter] = {}
         self._ends: dict[str, tuple[Endpoint, Endpoint]] = {}
         self._found: dict[Key, dict[Target, Change]] = {}  # before a replay
         self._written: dict[Key, Change] = {}  # last, by a replay
-        self._before_cut: dict[Key, dict[Target, tuple[int, int]]] = {}  # what the gates had dropped
+        self._before_cut: dict[Key, dict[Target, tuple[int, int]]] = {}  # packets and bytes dropped so far
 
     def set_up(self, timeline: Timeline) -> None:
-        """Make gates and end hosts before they are needed. Raises GateError, OSError, NetlinkError."""
+        """Make filters and end hosts before they are needed. Raises FilterError, OSError, NetlinkError."""
         for event in timeline.events:
             for target in event.targets:
-                if isinstance(event.what, Outage) and target not in self._gates:
+                if isinstance(event.what, Outage) and target not in self._filters:
                     link, direction = target
                     end = self._network.links[link].ends[DIRECTIONS.index(direction)]
-                    self._gates[target] = Gate(end.pid, end.ifname)
+                    self._filters[target] = OutageFilter(end.pid, end.ifname)
                 if isinstance(event.what, CrossTraffic):
                     self._ends[target[0]] = endpoints(self._plan, self._network, target[0])
 
@@ -84,7 +84,7 @@ class Stage:
         return self._pool.prepare(event.number, occurrence, event.what, sources)
 
     def perform(self, move: Move, due_ns: int) -> Done:
-        """Do one move. `due_ns` is its logical time by CLOCK_MONOTONIC. Raises what links and gates raise."""
+        """Do one move. `due_ns` is its logical time by CLOCK_MONOTONIC. Raises what links and filters raise."""
         event, key = move.event, (move.event.number, move.occurrence)
         match move.action:
             case Assign(change):
@@ -119,11 +119,11 @@ class Stage:
         self._pool.stop()
         for key in list(self._found):
             yield "replay-end", {"event": key[0], "occurrence": key[1], "put_back": self._put_back(key)}
-        for (link, direction), gate in self._gates.items():
-            if gate.is_cut:
+        for (link, direction), outage_filter in self._filters.items():
+            if outage_filter.is_cut:
                 yield "heal", {"targets": [[link, direction]]}
-            gate.close()
-        self._gates.clear()
+            outage_filter.close()
+        self._filters.clear()
 
     def _assign(self, event: Event, change: Change) -> None:
         for link in dict.fromkeys(link for link, _ in event.targets):
@@ -141,7 +141,7 @@ class Stage:
         return _plain(self._found[key])
 
     def _put_back(self, key: Key) -> list[Any]:
-        """What the replay found, value by value, but for those that somebody has changed since it wrote them."""
+        """Put back the values that the replay found, but for those that somebody has changed since it wrote them."""
         written = dict(self._written.pop(key, Change(())).values)
         back: dict[Target, Change] = {}
         for (link, way), found in self._found.pop(key, {}).items():
@@ -154,18 +154,18 @@ class Stage:
 
     def _cut(self, event: Event, key: Key) -> None:
         for target in event.targets:
-            self._gates[target].cut()
-        self._before_cut[key] = {target: self._gates[target].counted for target in event.targets}
+            self._filters[target].cut()
+        self._before_cut[key] = {target: self._filters[target].counted for target in event.targets}
 
     def _heal(self, event: Event, key: Key) -> Done:
         """Writes down (link, direction, packets, bytes) that were dropped since this outage began."""
         for target in event.targets:
-            self._gates[target].heal()
+            self._filters[target].heal()
         at_ns = monotonic_ns()
         before = self._before_cut.pop(key, {})
         dropped = []
         for target in event.targets:
-            packets, size = self._gates[target].count()
+            packets, size = self._filters[target].count()
             packets_before, size_before = before.get(target, (0, 0))
             dropped.append([*target, packets - packets_before, size - size_before])
         return Done("heal", {"dropped": dropped}, at_ns)
@@ -182,9 +182,10 @@ class Stage:
 
 
 def adapted(timeline: Timeline, drivers: Mapping[str, str]) -> Timeline:
-    """For the drivers that the links turned out to have. netem gives a packet its time when it arrives, by the rate
-    that holds then: a rate of nearly nothing would hold up everything behind that packet, so one packet per step of
-    the replay goes through instead, and is taken off what follows.
+    """The timeline for the drivers that the links turned out to have.
+
+    netem gives a packet its time when it arrives, by the rate that holds then: a rate of nearly nothing would hold up
+    everything behind that packet, so one packet per step of a replay goes through instead, taken off what follows.
     """
     return replace(timeline, events=tuple(_adapted(event, drivers) for event in timeline.events))
 

@@ -1,4 +1,4 @@
-"""The gate in front of one direction of a WAN link: cut, it drops whatever arrives; what is past it goes on.
+"""The filter in front of one direction of a WAN link that makes an outage: new arrivals are dropped, the rest goes on.
 
 Works with either driver: it stands at the egress of the border router's WAN interface, before queue, delay line and
 relay (kernel: net/core/dev.c, sch_handle_egress), as one instruction of classic BPF that says drop. No module beyond
@@ -26,7 +26,7 @@ _ETH_P_ALL = 3
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """What the kernel counts at a gate."""
+    """The kernel's counters at a filter."""
 
     packets: int  # of the MTU
     bytes: int
@@ -39,12 +39,12 @@ class Statistics:
         return Statistics(self.packets - other.packets, self.bytes - other.bytes, self.drops - other.drops)
 
 
-class GateError(Exception):
-    """A gate cannot be set up or moved; the message says where."""
+class FilterError(Exception):
+    """A filter cannot be set up or changed; the message says where."""
 
 
 def install(pid: int, ifname: str) -> None:
-    """Make room for a gate, before there is traffic: adding it takes the interface's queue away for a moment, and
+    """Make room for a filter, before there is traffic: adding it takes the interface's queue away for a moment, and
     what is sent in that moment is lost (kernel: qdisc_graft calls dev_deactivate). Raises NetlinkError.
     """
     with netlink_in(pid) as netlink:
@@ -53,11 +53,11 @@ def install(pid: int, ifname: str) -> None:
             netlink.tc("add", "clsact", index)
 
 
-class Gate:
-    """Of one interface that `install` was called for. Cuts nest: it heals with the last of them."""
+class OutageFilter:
+    """The filter of one interface that `install` was called for. Cuts nest: it heals with the last of them."""
 
     def __init__(self, pid: int, ifname: str) -> None:
-        """`pid` is any process in the border router's network namespace. Raises GateError."""
+        """`pid` is any process in the border router's network namespace. Raises FilterError."""
         self._ifname = ifname
         self._cuts = 0
         self._passed = Statistics(0, 0, 0)  # counted by the kernel and yet let through, at cuts that are over
@@ -68,7 +68,7 @@ class Gate:
             with netlink_in(pid) as netlink:
                 self._index = netlink.link_lookup(ifname=ifname)[0]
         except (IndexError, NetlinkError) as error:
-            raise GateError(f"no gate can be set up at {ifname}: {error}") from error
+            raise FilterError(f"no gate can be set up at {ifname}: {error}") from error
         with network_namespace_of(pid):
             self._netlink = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0)
         self._netlink.bind((0, 0))
@@ -80,7 +80,7 @@ class Gate:
         return self._cuts > 0
 
     def cut(self) -> None:
-        """New arrivals are dropped from now on. Raises GateError."""
+        """New arrivals are dropped from now on. Raises FilterError."""
         if self._cuts:
             self.count()  # what was dropped until now belongs to the cuts before
         else:
@@ -96,7 +96,7 @@ class Gate:
         self._cuts += 1
 
     def heal(self) -> None:
-        """One cut less. Raises GateError."""
+        """One cut less. Raises FilterError."""
         if self._cuts == 1:
             self._request(_RTM_DELTFILTER, _REQUEST | _ACK)
         self._cuts = max(0, self._cuts - 1)
@@ -109,7 +109,7 @@ class Gate:
         return self.counted
 
     def _statistics(self) -> Statistics:
-        """What the kernel counts at the gate, by the shortest way: packets go on while it is asked."""
+        """The kernel's counters, read in the shortest way: packets go on meanwhile."""
         from pyroute2.netlink.rtnl.marshal import MarshalRtnl
 
         self._netlink.send(
@@ -140,11 +140,11 @@ class Gate:
         self._netlink.send(struct.pack("=IHHII", 16 + len(body), kind, flags, 1, 0) + body)
         _, answered, _, _, _, error = struct.unpack_from("=IHHIIi", self._netlink.recv(65536))
         if answered != _NLMSG_ERROR or error:
-            raise GateError(f"the gate at {self._ifname} cannot be moved: {os.strerror(-error)}")
+            raise FilterError(f"the gate at {self._ifname} cannot be moved: {os.strerror(-error)}")
 
 
 def let_through(before: Statistics, cut: Statistics, seen: Statistics) -> Statistics:
-    """What passed while the gate was being cut, and the kernel counted all the same: it counts from when the filter is
+    """Packets that passed at the cut and that the kernel counted all the same: it counts from when the filter is
     linked, and drops from when its program is in place (kernel: tc_new_tfilter).
 
     `before` and `cut`: read right before and after the cut; `seen`: later. Counted packets are more than dropped ones

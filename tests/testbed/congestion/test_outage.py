@@ -1,8 +1,8 @@
-"""What a gate counts as dropped: not what the kernel counts and lets through while the gate is being cut."""
+"""The count of packets dropped in an outage leaves out those that the kernel counts and lets through at its cut."""
 
 import pytest
 
-from testbed.congestion.gate import Statistics, let_through
+from testbed.congestion.outage import Statistics, let_through
 
 BEFORE = Statistics(packets=500, bytes=64_000, drops=500)
 NONE = Statistics(0, 0, 0)

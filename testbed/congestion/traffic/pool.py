@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from testbed.congestion.bursts import burst_seed
 from testbed.congestion.timeline import CrossTraffic
+from testbed.congestion.traffic.pacing import burst_seed
 from testbed.netns import network_namespace_of
 
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
@@ -27,7 +27,7 @@ Report = Callable[..., None]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where cross traffic runs: processes whose network namespaces are used, the far address, the link's MTU."""
+    """The place of cross traffic: processes whose network namespaces are used, the far address, the link's MTU."""
 
     link: str
     direction: str

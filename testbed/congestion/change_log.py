@@ -17,7 +17,7 @@ from typing import Any
 MOST_BYTES = 1 << 30  # a replay of an hour at 100 changes a second is a tenth of that
 
 
-class Diary:
+class ChangeLog:
     """Appends from any thread; a line is in the file when `write` returns. `trouble`: told what failed, and how."""
 
     def __init__(self, path: Path, trouble: Callable[[str, object], None]) -> None:

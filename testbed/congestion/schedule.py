@@ -1,4 +1,4 @@
-"""What is due when: the moves of a timeline in the order of their logical times. Pure: no clock, no I/O.
+"""The schedule of a timeline: its moves in the order of their logical times. Pure: no clock, no I/O.
 
 Whoever plays it asks `next_ns`, waits, and takes what is `due`; what is told out of band goes to `tell`. Times are ns
 since the timeline began; what has to be prepared before that is due at a negative time. Endings come before beginnings
@@ -52,7 +52,7 @@ class PutBack:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """From now on new arrivals are dropped."""
+    """New arrivals are dropped from now on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +101,8 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What somebody who serves says has happened: `fraction` is how far it has come, 0 to 1."""
+class ServingEvent:
+    """An event that a worker reports: `fraction` is its progress, 0 to 1."""
 
     event: str
     fraction: float = 1.0
@@ -139,7 +139,7 @@ def _actions(event: Event) -> Iterator[tuple[int, Action]]:
 
 
 def ramp_steps(duration_ns: int) -> int:
-    """How many small steps a ramp takes: one each 20 ms, at most 1,000."""
+    """The number of small steps of a ramp: one each 20 ms, at most 1,000."""
     return max(1, min(MAX_RAMP_STEPS, duration_ns // RAMP_STEP_NS))
 
 
@@ -152,7 +152,7 @@ class _Waiting:
     fired: int = 0
     requests: set[str] = field(default_factory=set)
 
-    def pulled_by(self, told: Told) -> bool:
+    def pulled_by(self, told: ServingEvent) -> bool:
         trigger = self.trigger
         if told.event != trigger.event or (trigger.fraction is not None and told.fraction < trigger.fraction):
             return False
@@ -164,7 +164,7 @@ class _Waiting:
         return self.fired == 0 and trigger.request in (ANY, told.request)
 
 
-class Agenda:
+class Schedule:
     """The moves of a timeline that are still to come."""
 
     def __init__(self, timeline: Timeline) -> None:
@@ -179,7 +179,7 @@ class Agenda:
                 self._begin(event, start)
 
     def next_ns(self) -> int | None:
-        """When the next move is due; None when there is none (a trigger may still bring some)."""
+        """The time of the next move; None when there is none (a trigger may still bring some)."""
         return self._heap[0][2].at_ns if self._heap else None
 
     @property
@@ -200,7 +200,7 @@ class Agenda:
             self._push(rest)
         return taken
 
-    def tell(self, told: Told, at_ns: int) -> list[Event]:
+    def tell(self, told: ServingEvent, at_ns: int) -> list[Event]:
         """Something happened at `at_ns`: the events that it starts, then and there."""
         started = []
         for waiting in self._waiting:
@@ -212,7 +212,7 @@ class Agenda:
         return started
 
     def occurrences(self, event: Event) -> int:
-        """How often it has begun, or is due to."""
+        """The number of times that an event has begun, or is due to."""
         return self._occurrences.get(event.number, 0)
 
     def waiting(self) -> list[Event]:
