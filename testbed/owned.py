@@ -6,6 +6,7 @@ of caches too, a directory of our own below the one that the user names.
 """
 
 import errno
+import fcntl
 import os
 import shutil
 import stat
@@ -19,7 +20,7 @@ _MOST_BYTES = 1000
 
 
 def cache_directory(name: str) -> Path:
-    """Where the cache `name` is kept, which need not be there yet: `pddbed/NAME` below $PDDBED_CACHE, below /var/cache
+    """The place of the cache `name`, which need not be there yet: `pddbed/NAME` below $PDDBED_CACHE, below /var/cache
     for root, below the user's own cache directory for others."""
     own = Path("/var/cache") if os.geteuid() == 0 else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return Path(os.environ.get("PDDBED_CACHE") or own).absolute() / "pddbed" / name
@@ -66,7 +67,7 @@ def is_ours(directory: Path, kind: str) -> bool:
 
 
 def ours(parent: Path, kind: str) -> Iterator[Path]:
-    """What we made of `kind` in `parent`, in the order of names; nothing where one cannot look."""
+    """The directories of `kind` that we made in `parent`, in the order of names; nothing where one cannot look."""
     with suppress(OSError):
         yield from [path for path in sorted(parent.iterdir()) if is_ours(path, kind)]
 
@@ -87,3 +88,17 @@ def remove(directory: Path, kind: str) -> bool:
     with suppress(OSError):  # somebody put something into it meanwhile
         directory.rmdir()
     return True
+
+
+def sweep(parent: Path, kind: str, kept: Path | None = None) -> None:
+    """Remove the directories of `kind` that we made in `parent`, but `kept` and those on which a process has a lock."""
+    for directory in ours(parent, kind):
+        if directory == kept:
+            continue
+        with suppress(OSError):  # a lock: it is in use
+            lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                remove(directory, kind)
+            finally:
+                os.close(lock)

@@ -6,7 +6,7 @@ The way of a timeline, in the order of reading:
     traces/*          recorded traces to rates              conflicts   events that contradict, links overloaded
     timeline, change  the immutable runtime values          schedule    moves in the order of their times (pure)
     player            wakes at logical times                apply       does the moves, with outage and traffic/*
-    triggers          serving events told to a lab          change_log  congestion.jsonl
+    triggers          serving events told to a lab          control     which timeline plays, congestion.jsonl
 
 docs/congestion.md tells it to users.
 """

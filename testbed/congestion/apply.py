@@ -5,12 +5,11 @@ player's. A change goes through `WanControl`, so that it composes with `pddbed w
 wins, and what is not named is kept.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from time import monotonic_ns
 from typing import Any
 
-from testbed.congestion.change_log import ChangeLog
 from testbed.congestion.outage import OutageFilter
 from testbed.congestion.schedule import (
     Assign,
@@ -36,6 +35,7 @@ from testbed.topology.plan import LabPlan
 
 Target = tuple[str, Direction]
 Key = tuple[int, int]  # event, occurrence
+Write = Callable[..., None]  # (what, **fields): a line for the lab's congestion.jsonl
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +50,11 @@ class Done:
 class Applier:
     """The links of one lab, for one timeline."""
 
-    def __init__(self, plan: LabPlan, network: Network, wan: WanControl, timeline: Timeline, log: ChangeLog) -> None:
+    def __init__(self, plan: LabPlan, network: Network, wan: WanControl, timeline: Timeline, write: Write) -> None:
         self._plan = plan
         self._network = network
         self._wan = wan
-        self._pool = TrafficPool(timeline.seed, log.write)
+        self._pool = TrafficPool(timeline.seed, write)
         self._filters: dict[Target, OutageFilter] = {}
         self._ends: dict[str, tuple[Endpoint, Endpoint]] = {}
         self._found: dict[Key, dict[Target, Change]] = {}  # before a replay

@@ -14,8 +14,7 @@ from pathlib import Path
 from time import monotonic_ns
 from typing import Any
 
-from testbed.congestion.apply import Applier, Done
-from testbed.congestion.change_log import ChangeLog
+from testbed.congestion.apply import Applier, Done, Write
 from testbed.congestion.schedule import Assign, Move, PrepareTraffic, Schedule, ServingEvent
 from testbed.congestion.timeline import CrossTraffic, Event, Timeline
 from testbed.congestion.triggers import TriggerSocket, lengthen_datagram_queues
@@ -45,10 +44,10 @@ class Progress:
 class Player:
     """One timeline on one lab. `begin` returns once it plays; everything else happens in its own thread."""
 
-    def __init__(self, timeline: Timeline, applier: Applier, log: ChangeLog, events_socket: Path) -> None:
+    def __init__(self, timeline: Timeline, applier: Applier, write: Write, events_socket: Path) -> None:
         self._timeline = timeline
         self._applier = applier
-        self._log = log
+        self._write = write
         self._events_socket = events_socket
         self._schedule = Schedule(timeline)
         self._active: dict[tuple[int, int], Move] = {}  # by event and occurrence: the last move of what goes on
@@ -138,7 +137,7 @@ class Player:
     def _play(self, events: TriggerSocket) -> None:
         zero = self._progress.began_ns = monotonic_ns()
         self._progress.state = "playing"
-        self._log.write("begin", zero_ns=zero, timeline=self._timeline.to_dict(whole=False))
+        self._write("begin", zero_ns=zero, timeline=self._timeline.to_dict(whole=False))
         self._began.set()
         schedule = self._schedule
         while not self._stopping and not (schedule.done and not self._applier.counting):
@@ -160,7 +159,7 @@ class Player:
     def _hear(self, told: ServingEvent, at_ns: int, zero: int) -> None:
         for event in self._schedule.tell(told, at_ns):
             message = {"told": told.event, "fraction": told.fraction, "request": told.request}
-            self._log.write("triggered", event=event.number, kind=event.kind, logical_ns=at_ns, **message)
+            self._write("triggered", event=event.number, kind=event.kind, logical_ns=at_ns, **message)
             if isinstance(event.what, CrossTraffic) and event in self._schedule.waiting():
                 self._applier.prepare_traffic(event, self._schedule.occurrences(event))
 
@@ -178,7 +177,7 @@ class Player:
         self._progress.applied += done.what != "error"
         self._progress.superseded += superseded
         self._progress.latest_ns = max(self._progress.latest_ns, done.at_ns - due)
-        self._log.write(
+        self._write(
             done.what,
             event=move.event.number,
             kind=move.event.kind,
@@ -203,14 +202,14 @@ class Player:
     def _finish(self, state: str) -> None:
         try:
             for what, fields in self._applier.clear():
-                self._log.write(what, **fields)
+                self._write(what, **fields)
         except Exception as error:
             self._progress.errors.append(str(error) or repr(error))
         self._active.clear()
         self._progress.ended_ns = monotonic_ns()
         self._progress.state = state
         progress = {name: getattr(self._progress, name) for name in ("applied", "superseded", "latest_ns", "errors")}
-        self._log.write("end", state=state, never_triggered=[e.number for e in self._schedule.waiting()], **progress)
+        self._write("end", state=state, never_triggered=[e.number for e in self._schedule.waiting()], **progress)
 
     def _describe(self, move: Move) -> dict[str, Any]:
         targets = [list(target) for target in move.event.targets]

@@ -17,16 +17,15 @@ from pathlib import Path
 
 from testbed import owned
 from testbed.vagrant.machine import VagrantError
+from testbed.vm.image import MANIFEST, digests
 
 BOX_NAME = "debian/bookworm64"  # as the Vagrantfile has it
 FOLDER = BOX_NAME.replace("/", "-VAGRANTSLASH-")  # as Vagrant writes it
 HERE = Path(__file__).parent
 RECIPE = ("build-box.sh", "guest-packages.sh")
 INSTALLED = ("dependencies", "optional-dependencies", "scripts")  # what pip makes of pyproject.toml
-MANIFEST = "manifest.json"
 KIND = "Vagrant box"
 GUEST_PYTHON = (3, 11)  # Debian 12's
-CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +82,6 @@ def damage(directory: Path) -> str | None:
     return f"{changed[0]} is not what was written" if changed else None
 
 
-def digests(directory: Path) -> dict[str, str]:
-    """SHA-256 of every file below `directory`, but the manifest."""
-    return {
-        path.relative_to(directory).as_posix(): _sha256(path)
-        for path in sorted(directory.rglob("*"))
-        if path.is_file() and path != directory / MANIFEST
-    }
-
-
 def build(cache: Path, project: Path, work: Path, add: Callable[[Path], Path], say: Callable[[str], None]) -> Box:
     """Build the box of `project`, a copy of the working tree, in `work`, beside the cache. Raises VagrantError.
 
@@ -124,21 +114,6 @@ def build(cache: Path, project: Path, work: Path, add: Callable[[Path], Path], s
     (finished / MANIFEST).write_text(json.dumps(digests(finished), indent=0))
     finished.rename(final)
     return Box(final)
-
-
-def remove_others(cache: Path, kept: Box) -> None:
-    """Remove boxes that were made of something else: nothing asks for them any more."""
-    for directory in owned.ours(cache, KIND):
-        if directory != kept.directory:
-            owned.remove(directory, KIND)
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _run(command: list[str], work: Path, what: str) -> None:

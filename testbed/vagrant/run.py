@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+from testbed import owned
 from testbed.vagrant import box, checks, machine, sandbox
 from testbed.vagrant.checks import Times
 from testbed.vagrant.machine import VagrantError
@@ -38,7 +39,7 @@ def _run(cache: Path, work: Path, port: int, box_only: bool) -> int:
             found = _build(cache, project, work, port)
         else:
             say(f"the box is in the cache: {found.directory}")
-    box.remove_others(cache, found)
+    owned.sweep(cache, box.KIND, found.directory)  # boxes that were made of something else
     if box_only:
         return 0
     machine.require_room(cache, machine.RUN_BYTES, "the VM")

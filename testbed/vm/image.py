@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,7 +81,7 @@ def ensure_image(cache: Path, say: Callable[[str], None], newest: bool = False) 
             _remove_damaged(final)
         say(f"building the VM's image once, from {packages[0]} (a download of about 70 MB)")
         _build(final, packages, release, busybox)
-        _remove_others(cache, final)
+        owned.sweep(cache, KIND, final)  # images of older programs and kernels, and builds that were killed
     return VmImage(final, release)
 
 
@@ -89,7 +89,7 @@ def is_intact(image: VmImage) -> bool:
     """Whether every file is what was written (about 110 MB hashed, 0.1 s)."""
     try:
         manifest: dict[str, str] = json.loads((image.directory / MANIFEST).read_text())
-        return manifest == _digests(image.directory)
+        return manifest == digests(image.directory)
     except (OSError, ValueError):
         return False
 
@@ -147,7 +147,7 @@ def _build(final: Path, packages: list[str], release: str, busybox: Path) -> Non
         kernel.index_modules(work, release)
         order = kernel.module_order(tree)
         (work / "initramfs.gz").write_bytes(kernel.build_initramfs(busybox, BOOT_SCRIPT, order))
-        (work / MANIFEST).write_text(json.dumps(_digests(work), indent=0))
+        (work / MANIFEST).write_text(json.dumps(digests(work), indent=0))
         work.rename(final)
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
@@ -163,26 +163,14 @@ def _remove_damaged(directory: Path) -> None:
         )
 
 
-def _remove_others(cache: Path, kept: Path) -> None:
-    """Remove images of older programs and kernels (110 MB each) that no VM is using, and builds that were killed."""
-    for directory in owned.ours(cache, KIND):
-        if directory == kept:
-            continue
-        with suppress(OSError):
-            lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                owned.remove(directory, KIND)
-            finally:
-                os.close(lock)
-
-
-def _digests(directory: Path) -> dict[str, str]:
-    return {
-        path.relative_to(directory).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(directory.rglob("*"))
-        if path.is_file() and path.name != MANIFEST
-    }
+def digests(directory: Path) -> dict[str, str]:
+    """SHA-256 of every file below `directory`, but the manifest."""
+    found = {}
+    for path in sorted(directory.rglob("*")):
+        if path.is_file() and path != directory / MANIFEST:
+            with path.open("rb") as file:
+                found[path.relative_to(directory).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
 
 
 @contextmanager

@@ -72,7 +72,7 @@ def guest_environment(caller: Mapping[str, str], extra: Sequence[str] = ()) -> d
 @contextmanager
 def job_directory(job: VmJob, module_tree: Path, parent: Path) -> Iterator[tuple[Path, bytes]]:
     """The written job below `parent`, and its nonce; removed afterwards."""
-    sweep(parent)
+    owned.sweep(parent, KIND)
     directory = Path(tempfile.mkdtemp(prefix="job-", dir=parent))
     lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     fcntl.flock(lock, fcntl.LOCK_EX)
@@ -92,22 +92,6 @@ def job_directory(job: VmJob, module_tree: Path, parent: Path) -> Iterator[tuple
     finally:
         shutil.rmtree(directory, ignore_errors=True)
         os.close(lock)
-
-
-def sweep(parent: Path) -> None:
-    """Remove the directories of runs that were killed: nobody holds their lock."""
-    for directory in owned.ours(parent, KIND):
-        try:
-            lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError:
-            continue
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            owned.remove(directory, KIND)
-        except OSError:
-            pass  # its run lives
-        finally:
-            os.close(lock)
 
 
 def copy_output(directory: Path, target: Path) -> list[str]:

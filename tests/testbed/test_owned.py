@@ -9,7 +9,7 @@ import pytest
 from testbed import owned
 from testbed.vagrant import __main__ as vagrant
 from testbed.vagrant import box
-from testbed.vm.image import KIND, VmImage, _remove_others, default_cache, ensure_image
+from testbed.vm.image import KIND, VmImage, default_cache, ensure_image
 from testbed.vm.job import VmJob, job_directory
 
 KINDS = (
@@ -53,7 +53,7 @@ def test_a_vm_run_spares_everything_that_lies_in_the_cache_that_was_named(cache:
     with job_directory(VmJob(("true",), Path("/")), Path("/lib"), default_cache()) as (directory, _):
         assert directory.parent == default_cache()
         assert cache in directory.parents
-    _remove_others(default_cache(), default_cache() / "none")
+    owned.sweep(default_cache(), KIND)
     assert not directory.exists()
     assert {path for path in theirs if not os.path.lexists(path)} == set()
 
@@ -61,7 +61,7 @@ def test_a_vm_run_spares_everything_that_lies_in_the_cache_that_was_named(cache:
 def test_a_vagrant_run_spares_everything_that_lies_in_the_cache_that_was_named(cache: Path) -> None:
     theirs = littered(cache) | littered(vagrant.cache_directory())
     vagrant.sweep(vagrant.cache_directory())
-    box.remove_others(vagrant.cache_directory(), box.Box(vagrant.cache_directory() / "none"))
+    owned.sweep(vagrant.cache_directory(), box.KIND)
     assert {path for path in theirs if not os.path.lexists(path)} == set()
 
 
@@ -73,7 +73,7 @@ def test_what_we_made_is_removed_when_its_time_has_come(cache: Path) -> None:
         (directory / "lib").mkdir()
         (directory / "lib" / "module").touch()
     old, new = old.rename(place / "6.1+a"), new.rename(place / "6.1+b")
-    _remove_others(place, new)
+    owned.sweep(place, KIND, new)
     assert sorted(place.iterdir()) == [new]
     assert not cut_short.exists()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.congestion.change_log import ChangeLog
+from testbed.congestion.control import ChangeLog
 from testbed.lab.log_limit import cut_logs
 from testbed.lab.troubles import KINDS, ROW_WORDS, Troubles, trouble_words
 from tests.testbed.lab.apart import run_apart

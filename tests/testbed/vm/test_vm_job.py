@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from testbed import owned
-from testbed.vm.job import VmJob, copy_output, guest_environment, job_directory, sweep
+from testbed.vm.job import KIND, VmJob, copy_output, guest_environment, job_directory
 
 
 def test_sweeping_spares_the_job_of_a_living_run(tmp_path: Path) -> None:
@@ -12,7 +12,7 @@ def test_sweeping_spares_the_job_of_a_living_run(tmp_path: Path) -> None:
     (tmp_path / "job-left" / "argv").write_text("")
     owned.mark(tmp_path / "job-left", "VM job")
     with job_directory(VmJob(("true",), Path("/")), Path("/lib"), tmp_path) as (directory, _):
-        sweep(tmp_path)
+        owned.sweep(tmp_path, KIND)
         assert [path.name for path in tmp_path.iterdir()] == [directory.name]
     assert list(tmp_path.iterdir()) == []
 

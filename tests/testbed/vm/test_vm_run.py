@@ -15,8 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from testbed import owned
 from testbed.vm.image import VmImage
-from testbed.vm.job import sweep
+from testbed.vm.job import KIND
 
 VmRun = Callable[..., subprocess.CompletedProcess[bytes]]
 PDDBED = Path(sys.executable).with_name("pddbed")
@@ -124,7 +125,7 @@ def test_ending_the_harness_ends_the_emulator(
     left = list(cache.glob("job-*"))
     if number == signal.SIGKILL:  # nobody could remove the directory; the next run does
         assert len(left) == 1
-        sweep(cache)
+        owned.sweep(cache, KIND)
         left = list(cache.glob("job-*"))
     assert left == []
 
