@@ -29,7 +29,7 @@ _POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class Parameters:
     """The parameters of a capture. `at`: one end of a link (a datacenter); None: each direction where it leaves."""
 
     name: str
@@ -65,7 +65,7 @@ def open_output(file: Path, *, overwrite: bool) -> int:
 
 def capture(
     record: Record,
-    order: Order,
+    parameters: Parameters,
     open_out: Callable[[], int],
     on_event: Callable[[dict[str, Any]], None] = lambda event: None,
 ) -> Outcome:
@@ -73,7 +73,7 @@ def capture(
 
     `open_out` is called when the lab has answered. Raises LabError when nothing can be captured.
     """
-    reply, fds = ask_lab(record, {"op": "capture", "name": order.name, "at": order.at})
+    reply, fds = ask_lab(record, {"op": "capture", "name": parameters.name, "at": parameters.at})
     context = Context.from_comment(reply["context"])
     assert context is not None, "a lab of this version describes itself"
     try:
@@ -84,14 +84,14 @@ def capture(
         if child == 0:
             for fd in (reading, stopping):
                 os.close(fd)
-            enter_and_record(fds, reply["points"], context, order.selection, order.packets, out, report, stop)
+            enter_and_record(fds, reply["points"], context, parameters.selection, parameters.packets, out, report, stop)
     finally:
         for fd in fds:  # a descriptor of its namespaces would keep a dead lab's network alive
             os.close(fd)
     for fd in (report, stop):
         os.close(fd)
     try:
-        return _Run(record, order, context, child, out, reading, stopping, on_event).follow()
+        return _Run(record, parameters, context, child, out, reading, stopping, on_event).follow()
     finally:
         for fd in (out, reading):
             os.close(fd)
@@ -103,7 +103,7 @@ class _Run:
     def __init__(
         self,
         record: Record,
-        order: Order,
+        parameters: Parameters,
         context: Context,
         child: int,
         out: int,
@@ -112,7 +112,7 @@ class _Run:
         on_event: Callable[[dict[str, Any]], None],
     ) -> None:
         self._record = record
-        self._order = order
+        self._parameters = parameters
         self._child = child
         self._out = out
         self._lines = _Lines(reading)
@@ -159,7 +159,7 @@ class _Run:
         if self._stopping is None or not self._began:
             return True
         if self._last is None and (self._interrupts or self._is_over()):
-            self._last = CounterReader(self._record, self._order.settle_s, after_s=self._lags_s[1])
+            self._last = CounterReader(self._record, self._parameters.settle_s, after_s=self._lags_s[1])
             self._on_event({"event": "settling"})
         if self._last is None:
             self._first_is_done = self._first_is_done or self._first.step()
@@ -173,7 +173,7 @@ class _Run:
         return set() if None in ends else set.intersection(*(end for end in ends if end is not None))
 
     def _is_over(self) -> bool:
-        return self._order.duration_s is not None and time.monotonic() - self._began >= self._order.duration_s
+        return self._parameters.duration_s is not None and time.monotonic() - self._began >= self._parameters.duration_s
 
     def _take(self, event: dict[str, Any]) -> None:
         for name in ("packets", "dropped", "offset"):
@@ -181,7 +181,7 @@ class _Run:
                 setattr(self, f"_{name}", event[name])
         if event["event"] == "started":
             self._began = time.monotonic()
-            self._first = CounterReader(self._record, self._order.settle_s, before_s=self._lags_s[0])
+            self._first = CounterReader(self._record, self._parameters.settle_s, before_s=self._lags_s[0])
         elif event["event"] == "full":
             self._end_recording()
         elif event["event"] == "failed":

@@ -24,8 +24,8 @@ COMMANDS: dict[str, dict[str, str]] = {
         "ps": "testbed.cli.ps:ps",
         "status": "testbed.cli.status:status",
         "logs": "testbed.cli.logs:logs",
-        "exec": "testbed.cli.enter:exec_",
-        "shell": "testbed.cli.enter:shell",
+        "exec": "testbed.cli.exec:exec_",
+        "shell": "testbed.cli.exec:shell",
     },
     "WAN": {
         "wan": "testbed.cli.wan:wan",

@@ -49,7 +49,7 @@ def capture(lab: str | None, as_json: bool, name: str, file: str, force: bool, *
     from testbed.capture.run import open_output
     from testbed.lab.record import LabError
 
-    order = _order(name, options)
+    parameters = _parameters(name, options)
     created: list[Path] = []
 
     def open_out() -> int:
@@ -63,7 +63,7 @@ def capture(lab: str | None, as_json: bool, name: str, file: str, force: bool, *
         raise click.UsageError("-w - writes packets to standard output; send it to a program, and leave --json out")
     record = lab_or_only(lab)
     try:
-        outcome = run(record, order, open_out, _progress(name, file))
+        outcome = run(record, parameters, open_out, _progress(name, file))
     except LabError:
         for path in created:
             if path.is_file():
@@ -83,10 +83,10 @@ def capture(lab: str | None, as_json: bool, name: str, file: str, force: bool, *
         )
 
 
-def _order(name: str, options: dict[str, Any]) -> Any:
-    """The options as the session takes them. Raises UsageError."""
+def _parameters(name: str, options: dict[str, Any]) -> Any:
+    """The parameters of the capture. Raises UsageError."""
     from testbed.capture.ring import BLOCK_BYTES, Selection
-    from testbed.capture.run import Order
+    from testbed.capture.run import Parameters
     from testbed.units import UnitError, parse_duration, parse_size
 
     headers_only, snaplen = options["headers_only"], options["snaplen"]
@@ -104,7 +104,7 @@ def _order(name: str, options: dict[str, Any]) -> Any:
         raise click.UsageError(str(error)) from None
     if not 4 * BLOCK_BYTES <= ring_bytes <= 1 << 30:
         raise click.UsageError(f"--ring {options['ring']}: from 4MiB to 1GiB")
-    return Order(
+    return Parameters(
         name, options["at"], Selection(headers_only, snaplen, ring_bytes), duration_s, options["count"], settle_s
     )
 
