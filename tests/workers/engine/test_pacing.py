@@ -172,7 +172,7 @@ def test_closing_does_not_wait_for_a_step_that_is_held(tiny: LoadedModel) -> Non
         runner.start()
         made = runner.new_sequence("a", [1, 2, 3], 3, Sampling(max_tokens=4))
         waiting = asyncio.create_task(runner.prefill(made))
-        while not runner._is_flying(made):
+        while not runner._jobs.is_flying(made):
             await asyncio.sleep(0)
         began = time.monotonic()
         await runner.close()

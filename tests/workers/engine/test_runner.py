@@ -52,7 +52,7 @@ async def whole_answer(runner: EngineRunner, sequence: Sequence) -> list[Generat
 
 async def in_flight(runner: EngineRunner, sequence: Sequence) -> None:
     """Returns while the compute thread works on the sequence; that step can only land at the next await."""
-    while not runner._is_flying(sequence):
+    while not runner._jobs.is_flying(sequence):
         await asyncio.sleep(0)
 
 
