@@ -587,7 +587,9 @@ def test_overlap_a_stop_that_comes_late_leaves_what_was_begun_meanwhile_alone(
                 await until(lambda: len(only(lab.md0).following.relayed.ids) == 65, "it hears it again")
                 lab.md0.spawn = spawn
                 main.allow(1)
-                await until(lambda: runner._jobs.is_flying(other) and runner.running == 2, "the extend waits for its step")
+                await until(
+                    lambda: runner._jobs.is_flying(other) and runner.running == 2, "the extend waits for its step"
+                )
                 for work in late:
                     spawn(work)
                 await asyncio.sleep(0.05)
