@@ -153,7 +153,7 @@ class Recorder:
         reported_ns = time.monotonic_ns()
         full = False
         while True:
-            # half a retire time of rest lets blocks fill: fewer wake-ups beside a busy relay
+            # half a retire time of rest lets blocks fill: fewer wake-ups beside a busy emulator
             readable, _, _ = select.select([self._stop], [], [], RETIRE_MS / 2000)
             if not readable:
                 readable, _, _ = select.select(waiting_for, [], [], _POLL_S)

@@ -73,7 +73,7 @@ def _read(file: str) -> tuple[str, str, Path]:
 
 
 def _timeline(text: str, shown: str, folder: Path, reply: Mapping[str, Any]) -> Any:
-    from testbed.congestion.link_facts import links_of_lab
+    from testbed.congestion.link_values import links_of_lab
     from testbed.congestion.timeline_file import timeline_from_text
     from testbed.topology import TopologyErrors
     from testbed.topology.checks.memory import machine_memory_bytes

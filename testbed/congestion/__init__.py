@@ -4,7 +4,8 @@ The way of a timeline, in the order of reading:
 
     topology.schema   fields of an entry                    compile     entries to a Timeline, with every mistake
     traces/*          recorded traces to rates              conflicts   events that contradict, links overloaded
-    timeline, change  the immutable runtime values          schedule    moves in the order of their times (pure)
+    timeline          the immutable runtime values          schedule    moves in the order of their times (pure)
+    link_values       links before and after a change
     player            wakes at logical times                apply       does the moves, with outage and traffic/*
     triggers          serving events told to a lab          control     which timeline plays, congestion.jsonl
 

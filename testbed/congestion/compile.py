@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any
 
-from testbed.congestion.change import change_of
 from testbed.congestion.conflicts import Conflict, conflicts, overloads
-from testbed.congestion.link_facts import LinkFacts
+from testbed.congestion.link_values import LinkFacts, change_of
 from testbed.congestion.timeline import (
     KINDS,
     CrossTraffic,

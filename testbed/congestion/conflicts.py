@@ -7,8 +7,7 @@ happens, so only its values are judged.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from testbed.congestion.change import apply_change
-from testbed.congestion.link_facts import LinkFacts
+from testbed.congestion.link_values import LinkFacts, apply_change
 from testbed.congestion.timeline import Change, Event, Outage, Ramp, Replay, Step
 from testbed.impairment import Impairment
 from testbed.links import refusal

@@ -1,7 +1,7 @@
 """The filter in front of one direction of a WAN link that makes an outage: new arrivals are dropped, the rest goes on.
 
 Works with either driver: it stands at the egress of the border router's WAN interface, before queue, delay line and
-relay (kernel: net/core/dev.c, sch_handle_egress), as one instruction of classic BPF that says drop. No module beyond
+emulator (kernel: net/core/dev.c, sch_handle_egress), as one instruction of classic BPF that says drop. No module beyond
 cls_bpf is needed, and no privilege beyond the namespace's own. Owns the netlink messages and the count of what was
 dropped, in packets of the MTU (the kernel counts the segments of a super-packet) and in bytes.
 """

@@ -19,7 +19,7 @@ from testbed.congestion.schedule import Assign, Move, PrepareTraffic, Schedule, 
 from testbed.congestion.timeline import CrossTraffic, Event, Timeline
 from testbed.congestion.triggers import TriggerSocket, lengthen_datagram_queues
 
-_FIFO_PRIORITY = 15  # below the relays': a change may wait for a packet, not the other way round
+_FIFO_PRIORITY = 15  # below the emulators': a change may wait for a packet, not the other way round
 _PREPARE_PATIENCE_S = 20.0
 _COUNTING_PATIENCE_S = 1.0  # between looks at cross traffic that is still being counted
 

@@ -10,7 +10,7 @@ from pathlib import Path as FilePath
 from pydantic import ValidationError
 
 from testbed.congestion.compile import compile_timeline
-from testbed.congestion.link_facts import LinkFacts
+from testbed.congestion.link_values import LinkFacts
 from testbed.congestion.timeline import Timeline
 from testbed.topology.document import Document, parse_yaml
 from testbed.topology.explain import explain

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from testbed.congestion.conflicts import overloads
-from testbed.congestion.link_facts import links_of_plan
+from testbed.congestion.link_values import links_of_plan
 from testbed.lab import cgroups
 from testbed.lab.openvswitch import openvswitch_problem
 from testbed.links import kernel, refusal

@@ -1,7 +1,7 @@
 """Changing WAN links while a lab runs: `wan show`, `wan set` and `wan reset`, as the supervisor answers them.
 
 Owns what each direction is asked to do now, beside what the file asked. A change names some values and keeps the
-rest (testbed.congestion.change); it is checked as a whole before any direction changes.
+rest (testbed.congestion.link_values); it is checked as a whole before any direction changes.
 """
 
 import threading
@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from testbed.congestion.change import apply_change, change_of
+from testbed.congestion.link_values import apply_change, change_of
 from testbed.congestion.timeline import Change
 from testbed.impairment import Impairment
 from testbed.links.base import DIRECTIONS, Direction, LinkError, WanLink

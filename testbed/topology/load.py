@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from testbed.congestion.compile import compile_timeline
-from testbed.congestion.link_facts import links_of_file
+from testbed.congestion.link_values import links_of_file
 from testbed.topology.checks import run_checks
 from testbed.topology.checks.memory import machine_memory_bytes
 from testbed.topology.document import Document, parse_yaml

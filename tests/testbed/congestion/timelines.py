@@ -5,7 +5,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from testbed.congestion.link_facts import LinkFacts
+from testbed.congestion.link_values import LinkFacts
 from testbed.congestion.timeline import ANY, EACH, Change, CrossTraffic, Event, Outage, Ramp, Step, Timeline, Trigger
 from testbed.congestion.timeline_file import timeline_from_text
 from testbed.impairment import Impairment

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from testbed.congestion.change import apply_change, change_of
+from testbed.congestion.link_values import apply_change, change_of
 from testbed.congestion.timeline import Change
 from testbed.impairment import BernoulliLoss, CoDel, Impairment, Jitter
 from testbed.lab.wan import ChangeError, read_change
