@@ -15,7 +15,7 @@ import msgspec
 from workers.gateway.merge import MergedToken, PositionMerge
 from workers.policy import Route
 from workers.records import RequestLog
-from workers.roles.active import RequestFailed
+from workers.roles.request import RequestFailed
 from workers.wire.deadlines import Timer
 from workers.wire.messages import Message, RequestSpec, Without
 

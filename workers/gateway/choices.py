@@ -14,7 +14,7 @@ from workers.gateway.logprobs import Logprobs
 from workers.gateway.merge import MergedToken
 from workers.gateway.text import AnswerText
 from workers.policy import NoRoute
-from workers.roles.worker import RequestFailed
+from workers.roles.request import RequestFailed
 from workers.wire.frames import WireError
 from workers.wire.messages import SamplingSpec
 

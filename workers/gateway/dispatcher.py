@@ -15,8 +15,8 @@ from workers.gateway.routing import Router
 from workers.models import LoadedModel
 from workers.policy import Route
 from workers.records import RecordWriter, RequestLog
-from workers.roles.active import RequestFailed
-from workers.roles.facts import local_facts
+from workers.roles.announcements import local_facts
+from workers.roles.request import RequestFailed
 from workers.wire.deadlines import Timer
 from workers.wire.frames import WireError
 from workers.wire.messages import (

@@ -10,7 +10,7 @@ from workers.environment import WorkerEnvironment
 from workers.gateway.attempts import ANSWERLESS, HOPELESS, NOT_REPLAYED, Attempt, LiveRequest
 from workers.gateway.routing import Router
 from workers.policy import NoRoute, Route
-from workers.roles.active import RequestFailed
+from workers.roles.request import RequestFailed
 from workers.wire.deadlines import Timer
 from workers.wire.messages import Cancel, RequestSpec, Unheard, Without
 from workers.wire.peers import Peers

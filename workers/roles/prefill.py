@@ -11,7 +11,7 @@ from workers.cache import CacheMirror
 from workers.engine import Sequence
 from workers.environment import WorkerEnvironment
 from workers.models import LoadedModel
-from workers.roles.active import Active, logprobs_of
+from workers.roles.request import ActiveRequest, logprobs_of
 from workers.roles.worker import Worker
 from workers.wire.deadlines import DeadlineExceeded, within
 from workers.wire.frames import WireError
@@ -26,7 +26,7 @@ ATTEMPTS = 4  # at one delivery; each may find the mirror wrong once more, or lo
 WANTED_S = 1.0  # and a round trip: how long to wait for a receiver's word on what it still wants
 
 
-class Prefilling(Active):
+class PrefillRequest(ActiveRequest):
     """A request on P."""
 
     def __init__(self, spec: RequestSpec, sequence: Sequence) -> None:
@@ -78,17 +78,17 @@ class PrefillWorker(Worker):
             self.mirrors[peer].apply(message.inserted, message.evicted, reset=message.reset)
         elif isinstance(message, KvWanted):
             active = self.active.get(message.request)
-            if isinstance(active, Prefilling):
+            if isinstance(active, PrefillRequest):
                 active.heard(peer, message)
         else:
             super().handle(peer, message)
 
-    def new_prefilling(self, spec: RequestSpec) -> "Prefilling":
-        return Prefilling(spec, self.new_sequence(spec))
+    def new_prefilling(self, spec: RequestSpec) -> PrefillRequest:
+        return PrefillRequest(spec, self.new_sequence(spec))
 
     def go_without(self, gateway: str, message: Without) -> None:
         active = self.active.get(message.request)
-        if isinstance(active, Prefilling):
+        if isinstance(active, PrefillRequest):
             active.give_up(message.lost, f"{message.lost} is lost")
 
     def on_lost(self, peer: str, reason: str) -> None:
@@ -96,11 +96,11 @@ class PrefillWorker(Worker):
         if peer in self.mirrors:
             self.mirrors[peer].apply([], [], reset=True)
         for active in self.active.values():
-            if isinstance(active, Prefilling):
+            if isinstance(active, PrefillRequest):
                 active.want(peer, 0)  # its word may be lost
 
-    async def serve(self, active: Active) -> None:
-        assert isinstance(active, Prefilling)
+    async def serve(self, active: ActiveRequest) -> None:
+        assert isinstance(active, PrefillRequest)
         spec, sequence = active.spec, active.sequence
         start_ns = time.monotonic_ns()
         source = KvSource(len(spec.prompt))
@@ -121,12 +121,12 @@ class PrefillWorker(Worker):
         logprob = next(iter(logprobs_of(active, first)), None)
         source.finish(First(first.token_id, first.finish_reason, logprob))
         active.span("prefill", start_ns, time.monotonic_ns(), tokens=len(spec.prompt), cached=sequence.cached)
-        self.report(active)
+        self.answers.report(active)
         if not deliveries:
             send()
         await asyncio.wait(deliveries)
 
-    async def _deliver(self, active: Prefilling, name: str, source: KvSource) -> None:
+    async def _deliver(self, active: PrefillRequest, name: str, source: KvSource) -> None:
         """Give one decode worker what it lacks; tell the gateway when that fails."""
         spec = active.spec
         try:
@@ -152,9 +152,9 @@ class PrefillWorker(Worker):
             waited_ns=delivered.waited_ns,
             encoding=encoding.name if (encoding := self._encoding_to(name)) else "",
         )
-        self.report(active)
+        self.answers.report(active)
 
-    async def _attempts(self, active: Prefilling, name: str, source: KvSource) -> tuple[Delivered, int]:
+    async def _attempts(self, active: PrefillRequest, name: str, source: KvSource) -> tuple[Delivered, int]:
         """Deliver, again if the mirror was wrong or the connection broke. Returns the first block sent as well.
 
         The last attempt relies on nothing. Raises what the last one raised.
@@ -218,8 +218,8 @@ class PrefillWorker(Worker):
         """How KV is written on the way to a peer, if not as it is in the pool."""
         return None if self._is_here(peer) else self._wan_encoding
 
-    def release(self, active: Active) -> None:
-        assert isinstance(active, Prefilling)
+    def release(self, active: ActiveRequest) -> None:
+        assert isinstance(active, PrefillRequest)
         for name in (active.spec.relay, active.spec.main):
             if name is not None:
                 active.give_up(name, "the request is over")

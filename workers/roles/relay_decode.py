@@ -5,9 +5,12 @@ import logging
 import time
 
 from workers.engine import Sequence
+from workers.environment import WorkerEnvironment
 from workers.handover import RelayLoad, choose_mode
-from workers.roles.active import Active
-from workers.roles.decode import DecodeWorker, Decoding
+from workers.models import LoadedModel
+from workers.roles.decode import DecodeWorker
+from workers.roles.incoming import DecodeRequest
+from workers.roles.request import ActiveRequest
 from workers.wire.frames import HEADER, WireError
 from workers.wire.kv_receive import RefuseTransfer
 from workers.wire.kv_tail import OutgoingTail
@@ -21,7 +24,6 @@ from workers.wire.messages import (
     Span,
     StopRelay,
     TokenIds,
-    TokenLogprob,
     Without,
     encode,
 )
@@ -29,19 +31,19 @@ from workers.wire.messages import (
 log = logging.getLogger(__name__)
 
 
-class Relaying(Decoding):
+class RelayRequest(DecodeRequest):
     """A request on RLD."""
 
-    def __init__(self, spec: RequestSpec, sequence: Sequence, worker: DecodeWorker) -> None:
-        super().__init__(spec, sequence, worker)
+    def __init__(self, spec: RequestSpec, sequence: Sequence, block_size: int) -> None:
+        super().__init__(spec, sequence, block_size)
         self.begun_ns = time.monotonic_ns()
         self.asked_ns: int | None = None
-        """When main decode asked for it."""
+        """Time at which main decode asked for it."""
         self.mode, self.reason = "", ""
         self.live = False
         """Main decode is sent each id as it is made."""
         self.stopping = False
-        """No further token."""
+        """No further token is made."""
         self.main_lost = False
         """Nobody will take it over."""
         self.sent_ids, self.id_bytes = 0, 0
@@ -51,8 +53,12 @@ class Relaying(Decoding):
 class RelayDecodeWorker(DecodeWorker):
     """Serves the `relay-decode` role. The modes of hand-over are told in workers/handover.py."""
 
-    def new_active(self, spec: RequestSpec, sequence: Sequence) -> Relaying:
-        return Relaying(spec, sequence, self)
+    def __init__(self, environment: WorkerEnvironment, loaded: LoadedModel) -> None:
+        super().__init__(environment, loaded)
+        self.answers.on_emit = self._emitted
+
+    def new_active(self, spec: RequestSpec, sequence: Sequence) -> RelayRequest:
+        return RelayRequest(spec, sequence, self.block_size)
 
     def handle(self, peer: str, message: Message) -> None:
         if isinstance(message, HandOver) and (begin := self.leave_queue(message.request)) is not None:
@@ -61,7 +67,7 @@ class RelayDecodeWorker(DecodeWorker):
             return self.deliver_or_keep(message.request, message)
         return super().handle(peer, message)
 
-    def begin_or_queue(self, begin: KvBegin) -> Decoding:
+    def begin_or_queue(self, begin: KvBegin) -> DecodeRequest:
         try:
             return super().begin_or_queue(begin)
         except RefuseTransfer as refusal:
@@ -72,7 +78,7 @@ class RelayDecodeWorker(DecodeWorker):
             raise
 
     def _pass_on(self, begin: KvBegin, mode: str) -> None:
-        """Main decode is ready, and there is no room here yet: it makes the answer from its first token on."""
+        """Leave a request that there is no room for yet to main decode, which is ready, from its first token on."""
         spec, now_ns = begin.spec, time.monotonic_ns()
         self.ended[spec.id] = True
         over = TokenIds(request=spec.id, position=len(spec.prompt), ids=[], stopped_ns=now_ns)
@@ -83,7 +89,7 @@ class RelayDecodeWorker(DecodeWorker):
         span = Span(name="relay-stop", start_ns=now_ns, end_ns=now_ns, mode=mode, reason=why)
         self.peers.post_if_up(spec.gateway, Report(request=spec.id, spans=[span], done=True))
 
-    def deliver(self, active: Relaying, message: Message) -> None:
+    def deliver(self, active: RelayRequest, message: Message) -> None:
         if isinstance(message, Without):
             active.main_lost = True
             active.live = False
@@ -100,40 +106,32 @@ class RelayDecodeWorker(DecodeWorker):
             else:
                 self._stop(active)
 
-    def _load(self, active: Relaying) -> RelayLoad:
-        """How this worker is, apart from one request."""
-        others = [other for other in self.active.values() if other is not active and isinstance(other, Relaying)]
+    def _load(self, active: RelayRequest) -> RelayLoad:
+        """Load of this worker, apart from one request."""
+        others = [other for other in self.active.values() if other is not active and isinstance(other, RelayRequest)]
         waiting = sum(not other.arrived.done() for other in others) + len(self.room.waiting)
         free = (self.pool.free_count + self.cache.policy.evictable) / self.pool.num_blocks
         return RelayLoad(self.runner.running - active.decoding, waiting, free, active.arrived.done())
 
-    def _stop(self, active: Relaying) -> None:
+    def _stop(self, active: RelayRequest) -> None:
         active.stopping = True
-        self.stop_decoding(active)
+        self.answers.stop(active)
 
-    def emit(
-        self,
-        active: Active,
-        position: int,
-        ids: list[int],
-        finish_reason: str | None,
-        logprobs: list[TokenLogprob],
-    ) -> None:
-        super().emit(active, position, ids, finish_reason, logprobs)
-        if isinstance(active, Relaying) and active.live:
+    def _emitted(self, active: ActiveRequest, _count: int) -> None:
+        if isinstance(active, RelayRequest) and active.live:
             self._send_ids(active)
 
-    async def serve(self, active: Active) -> None:
-        assert isinstance(active, Relaying)
+    async def serve(self, active: ActiveRequest) -> None:
+        assert isinstance(active, RelayRequest)
         sequence = active.sequence
         first, finish = await active.arrived
         if not active.stopping:
-            await self.decode_from_first(active, "relay-decode", first, finish)
+            await self.answers.decode_from_first(active, "relay-decode", first, finish)
         else:  # main decode had the KV sooner than this worker: one token, and on to the hand-over
             active.begin_decode("relay-decode")
             sequence.tokens.append(first)
             sequence.finish_reason = finish  # type: ignore[assignment]
-            self.emit_first(active, first, finish)
+            self.answers.emit_first(active, first, finish)
         active.end_decode()
         stopped_ns = time.monotonic_ns()
         finish = sequence.finish_reason or ("stop" if active.finished else None)
@@ -142,9 +140,9 @@ class RelayDecodeWorker(DecodeWorker):
             active.span("relay-stop", active.asked_ns, stopped_ns, mode=active.mode, reason=active.reason)
         if not handed_over and finish is None:
             active.begin_decode("relay-decode", inherited=len(active.answer))
-            await self.decode(active)
+            await self.answers.decode(active)
 
-    async def _hand_over(self, active: Relaying, stopped_ns: int, finish: str | None) -> bool:
+    async def _hand_over(self, active: RelayRequest, stopped_ns: int, finish: str | None) -> bool:
         """Give main decode the ids, also of an answer that ended here: it keeps the turn for the next one.
 
         False when there is nobody to take over: the answer goes on here.
@@ -166,7 +164,7 @@ class RelayDecodeWorker(DecodeWorker):
         return True
 
     def _send_ids(
-        self, active: Relaying, stopped_ns: int | None = None, finish: str | None = None, tail: int = 0
+        self, active: RelayRequest, stopped_ns: int | None = None, finish: str | None = None, tail: int = 0
     ) -> bool:
         """Send main decode the ids that it was not sent yet; False when it is not there."""
         main, answer = active.spec.main, active.answer
@@ -190,7 +188,7 @@ class RelayDecodeWorker(DecodeWorker):
         active.id_bytes += HEADER.size + len(encode(message))
         return True
 
-    async def _send_tail(self, active: Relaying, main: str, tokens: int) -> None:
+    async def _send_tail(self, active: RelayRequest, main: str, tokens: int) -> None:
         """Give main decode the KV of the first `tokens` generated ones; if that fails it has the ids to compute it."""
         sequence = active.sequence
         start = sequence.prompt_len
@@ -211,8 +209,8 @@ class RelayDecodeWorker(DecodeWorker):
             queue_ns=sent.queue_ns,
         )
 
-    def release(self, active: Active) -> None:
-        if isinstance(active, Relaying):
+    def release(self, active: ActiveRequest) -> None:
+        if isinstance(active, RelayRequest):
             if active.tail is not None:
                 active.tail.abort()
             # how long its memory was taken: the last thing this worker reports

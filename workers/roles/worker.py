@@ -1,4 +1,4 @@
-"""What all workers share: connections, the table of requests, cancelling, and forgetting what is over.
+"""The base of all workers: connections, the table of requests, cancelling, and forgetting what is over.
 
 A request on a worker is one task. However it ends (done, failed, cancelled, gateway gone), `Worker._over` releases
 everything, so there is one place to look when something leaks.
@@ -15,25 +15,27 @@ from typing import Any
 from workers.cache import BlockCache
 from workers.engine import (
     BlockPool,
-    EngineFailed,
     EngineRunner,
     Generated,
     OutOfBlocks,
     PaceCounts,
     Sequence,
-    SequenceFailed,
     Speculation,
-    Stopped,
 )
 from workers.environment import WorkerEnvironment
 from workers.models import LoadedModel
 from workers.pacelog import PaceLog
-from workers.roles.active import Active, Bounded, RequestFailed, engine_sampling, logprobs_of
-from workers.roles.answers import Answers
-from workers.roles.facts import local_facts
-from workers.roles.notices import Notices
+from workers.roles.announcements import CacheNotices, local_facts
+from workers.roles.request import (
+    ActiveRequest,
+    AnswerStream,
+    Bounded,
+    RequestFailed,
+    engine_sampling,
+    failure_of,
+    logprobs_of,
+)
 from workers.wire.counters import Counters
-from workers.wire.frames import WireError
 from workers.wire.kv_receive import Receiver
 from workers.wire.messages import (
     Cancel,
@@ -51,7 +53,7 @@ from workers.wire.peers import Peers
 log = logging.getLogger(__name__)
 
 
-class Worker(Answers):
+class Worker:
     """Base of the roles. Subclasses say what a request does (`serve`) and which messages they know (`handle`).
 
     A request whose route is this worker alone (`RequestSpec.alone`) is the same on every role: prefilled and decoded
@@ -85,7 +87,7 @@ class Worker(Answers):
             tails=environment.serving.handoff == "kv",
             warm_kv=environment.serving.kv_warm,
         )
-        self.notices = Notices(self.peers, environment.role)
+        self.notices = CacheNotices(self.peers, environment.role)
         self.cache = BlockCache(
             self.pool, loaded.fingerprint, self.notices.changed, keeps_unfilled=self.adopts_unfilled
         )
@@ -100,12 +102,13 @@ class Worker(Answers):
             profile=environment.profile,
             prompt_step=serving.kv_chunk if serving.kv_send == "chunked" else None,
         )
+        self.answers = AnswerStream(self.peers, self.runner)
         self._pace_log: PaceLog | None = None
         if environment.profile is not None and environment.records is not None:
             self._pace_log = PaceLog(
                 environment.records, environment.host, environment.profile, self._pace, environment.unwritten
             )
-        self.active: dict[str, Active] = {}
+        self.active: dict[str, ActiveRequest] = {}
         self.ended = Bounded()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -151,14 +154,14 @@ class Worker(Answers):
         except ValueError as error:
             raise RequestFailed("bad_request", f"{self.environment.host}: {error}") from None
 
-    def begin_request(self, active: Active) -> None:
+    def begin_request(self, active: ActiveRequest) -> None:
         """Serve a request in a task of its own."""
         self.active[active.spec.id] = active
         active.task = self.spawn(self._run(active))
         active.task.add_done_callback(partial(self._over, active))
 
     def prefill_request(self, peer: str, spec: RequestSpec) -> None:
-        """A gateway asks for a prompt's prefill, and for its answer as well if the route is this worker alone."""
+        """Begin a prompt's prefill for a gateway, and its answer as well if the route is this worker alone."""
         if spec.id in self.ended or spec.id in self.active:
             return
         try:
@@ -166,43 +169,43 @@ class Worker(Answers):
         except RequestFailed as error:
             self.refuse(peer, spec.id, error)
 
-    def new_prefilling(self, spec: RequestSpec) -> Active:
+    def new_prefilling(self, spec: RequestSpec) -> ActiveRequest:
         """A request that begins with prefill here. Raises RequestFailed."""
         if not spec.alone:
             raise RequestFailed("bad_request", f"{self.environment.host} has nobody to send KV to, but is asked to")
-        return Active(spec, self.new_sequence(spec))
+        return ActiveRequest(spec, self.new_sequence(spec))
 
     def refuse(self, gateway: str, request: str, failure: RequestFailed) -> None:
-        """A request ends here before it has begun."""
+        """End a request here before it has begun."""
         self.ended[request] = True
         self.peers.post_if_up(gateway, Failed(request=request, error=failure.name, message=str(failure)[:4000]))
         self.peers.post_if_up(gateway, Report(request=request, spans=[], done=True))
 
-    async def serve(self, active: Active) -> None:
-        """What this role does for one request of a pipeline; raising anything fails it."""
+    async def serve(self, active: ActiveRequest) -> None:
+        """Serve one request of a pipeline as this role does; raising anything fails it."""
         raise NotImplementedError
 
-    async def serve_alone(self, active: Active) -> None:
+    async def serve_alone(self, active: ActiveRequest) -> None:
         """Prefill and decode here."""
         first = await self.prefill(active)
         active.sequence.tokens.pop()  # prefill appended what decode_from_first appends and emits
         active.first_logprob = next(iter(logprobs_of(active, first)), None)
-        await self.decode_from_first(active, "decode", first.token_id, first.finish_reason)
+        await self.answers.decode_from_first(active, "decode", first.token_id, first.finish_reason)
 
-    async def prefill(self, active: Active) -> Generated:
+    async def prefill(self, active: ActiveRequest) -> Generated:
         """Compute what the cache lacks of the prompt's KV, report the span; the first token."""
         sequence, start_ns = active.sequence, time.monotonic_ns()
         first = await self.runner.prefill(sequence)
         tokens = len(active.spec.prompt)
         active.span("prefill", start_ns, time.monotonic_ns(), tokens=tokens, cached=sequence.cached)
-        self.report(active)
+        self.answers.report(active)
         return first
 
-    def release(self, active: Active) -> None:
+    def release(self, active: ActiveRequest) -> None:
         """Give back what the request holds. Called once, however it ended."""
         self.runner.free(active.sequence)
 
-    async def _run(self, active: Active) -> None:
+    async def _run(self, active: ActiveRequest) -> None:
         spec, host = active.spec, self.environment.host
         try:
             async with asyncio.timeout(spec.deadline_s):
@@ -211,19 +214,12 @@ class Worker(Answers):
             active.failure = RequestFailed(
                 "request_deadline", f"{host}: the request took longer than {spec.deadline_s:.0f} s"
             )
-        except (RequestFailed, WireError) as error:
-            active.failure = RequestFailed(error.name, str(error))
-        except OutOfBlocks as error:
-            active.failure = RequestFailed("out_of_kv_blocks", f"{host}: {error}")
-        except SequenceFailed as error:
-            active.failure = RequestFailed("computation_failed", f"{host}: {error}")
-        except (EngineFailed, Stopped) as error:
-            active.failure = RequestFailed("engine_failed", f"{host}: {error}")
         except Exception as error:
-            log.exception("request %s failed", spec.id)
-            active.failure = RequestFailed("internal_error", f"{host}: {type(error).__name__}: {error}")
+            active.failure = failure_of(error, host)
+            if active.failure.name == "internal_error":
+                log.exception("request %s failed", spec.id)
 
-    def _over(self, active: Active, _: "asyncio.Task[None]") -> None:
+    def _over(self, active: ActiveRequest, _: "asyncio.Task[None]") -> None:
         # a done callback, not a `finally`: a task that is cancelled before its first step never enters its body
         spec, failure = active.spec, active.failure
         try:
@@ -237,7 +233,7 @@ class Worker(Answers):
             log.warning("request %s failed: %s: %s", spec.id, failure.name, failure)
             message = Failed(request=spec.id, error=failure.name, message=str(failure)[:4000])
             self.peers.post_if_up(spec.gateway, message)
-        self.report(active, done=True)
+        self.answers.report(active, done=True)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         task = asyncio.create_task(work)
@@ -253,14 +249,14 @@ class Worker(Answers):
     # -- Handler -----------------------------------------------------------------------------------------------
 
     def handle(self, peer: str, message: Message) -> None:
-        """A message that only this role knows."""
+        """Take a message that only this role knows."""
         log.warning("%s sent %s, which a %s does not expect", peer, type(message).__name__, self.environment.role)
 
     def on_cancel(self, request: str) -> None:
-        """A request is over, begun here or not."""
+        """Note that a request is over, begun here or not."""
 
     def go_without(self, gateway: str, message: Without) -> None:
-        """A request that is not over here, perhaps not begun, loses one of its other workers."""
+        """Note that a request that is not over here, perhaps not begun, loses one of its other workers."""
 
     def on_message(self, peer: str, message: Message) -> None:
         try:
@@ -290,7 +286,7 @@ class Worker(Answers):
             finished = self.active.get(message.request)
             if finished is not None:
                 finished.finished = True
-                self.stop_decoding(finished)
+                self.answers.stop(finished)
         elif isinstance(message, Prefill):
             self.prefill_request(peer, message.spec)
         elif isinstance(message, Without):

@@ -6,7 +6,7 @@ from workers.gateway.attempts import Attempt, LiveRequest, Taken
 from workers.gateway.merge import MergedToken
 from workers.policy import Route
 from workers.records import RequestLog
-from workers.roles.active import RequestFailed
+from workers.roles.request import RequestFailed
 from workers.wire.messages import RequestSpec, SamplingSpec, Without
 
 RELAYED = Route("p-rld-md", "p0", "rld0", "md0", "why")

@@ -16,7 +16,7 @@ from tests.workers.serving import SlowWan, prompt_of, run
 from workers.engine import BlockPool, EngineRunner, OutOfBlocks, Sampling, Sequence, generate
 from workers.engine.engine import Chunk, Engine
 from workers.models import LoadedModel
-from workers.roles.handover import Following
+from workers.roles.takeover import Following
 from workers.wire import kv_tail
 from workers.wire.kv_send import TransferRefused
 from workers.wire.messages import KvBlocks, KvTail
@@ -125,8 +125,8 @@ def test_an_answer_changes_when_any_frame_of_its_kv_is_zeroed_on_the_way(tiny: L
 
     async def test() -> None:
         async with lab_of(tiny, tmp_path, "kv") as lab:
-            take_tail = lab.md0.take_tail
-            lab.md0.take_tail = lambda peer, tail, kv: take_tail(peer, tail, memoryview(bytes(len(kv))))
+            take_tail = lab.md0.relay.take_tail
+            lab.md0.relay.take_tail = lambda peer, tail, kv: take_tail(peer, tail, memoryview(bytes(len(kv))))
             answer = await lab.complete_after_relay(PROMPT, 120, relayed=40, ignore_eos=True)
             made = answer["pdd"]["instances"].count("rld0")
             assert answer["pdd"]["token_ids"][:made] == expected[:made]
@@ -170,7 +170,7 @@ def test_when_its_kv_does_not_come_main_decode_computes_it(
         if fault == "corrupt":
             lab.ids.spoil_at = 40_000  # of each connection; but for KV none carries so much
         async with lab:
-            ((channel,), taken, take_tail) = (lab.rld0.peers.pools["md0"]._idle, [], lab.md0.take_tail)
+            ((channel,), taken, take_tail) = (lab.rld0.peers.pools["md0"]._idle, [], lab.md0.relay.take_tail)
             port = channel.connection._stream._sock.getsockname()[1]
 
             def take(peer: str, tail: Any, kv: memoryview) -> str | None:
@@ -184,7 +184,7 @@ def test_when_its_kv_does_not_come_main_decode_computes_it(
                         lab.ids.cut(port if fault == "connection cut" else None)
                 return take_tail(peer, tail, kv)
 
-            lab.md0.take_tail = take
+            lab.md0.relay.take_tail = take
             answer = await lab.complete_after_relay(PROMPT, 100, relayed=50, ignore_eos=True)
             assert answer["pdd"]["token_ids"] == expected
             assert set(answer["pdd"]["instances"]) == {"rld0", "md0"}
