@@ -16,8 +16,7 @@ from experiments.handoff.fit import TOKENS, Fit
 from experiments.handoff.rows import SMOLLM2, parts
 from experiments.handoff.session import open_session
 from experiments.report.charts import Chart, Mark, Series, cdf
-from workers.models.catalogue import FETCHABLE
-from workers.models.fetch import model_path
+from workers.models.fetch import FETCHABLE, model_path
 
 TOPOLOGY = Path(__file__).resolve().parents[2] / "topologies" / "handoff.yaml"
 Results = Mapping[str, tuple[Part, PartResult]]

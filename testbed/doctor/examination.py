@@ -205,8 +205,7 @@ def _machine() -> Iterator[Finding]:
 
 
 def _models() -> Iterator[Finding]:
-    from workers.models.catalogue import FETCHABLE
-    from workers.models.fetch import model_path
+    from workers.models.fetch import FETCHABLE, model_path
 
     for name, entry in FETCHABLE.items():
         path = model_path(entry)

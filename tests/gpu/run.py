@@ -91,7 +91,7 @@ def time_copies(report: Report) -> None:
     import torch
 
     from workers.engine import BlockPool
-    from workers.models.tiny import TINY
+    from workers.models.load import TINY
 
     pool = BlockPool.for_budget(TINY, COPY_BYTES, device=DEVICE)
     assert pool.stage is not None

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from workers.models import LoadedModel, ModelSpec, load_model
-from workers.models.catalogue import FETCHABLE
-from workers.models.fetch import fetch
+from workers.models.fetch import FETCHABLE, fetch
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,9 +7,8 @@ import json
 import click
 
 from testbed.cli import CommandError
-from workers.models.catalogue import BUILT_IN, FETCHABLE
 from workers.models.config import ModelError
-from workers.models.fetch import fetch, is_whole, model_path
+from workers.models.fetch import BUILT_IN, FETCHABLE, fetch, is_whole, model_path
 
 
 @click.group()

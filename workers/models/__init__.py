@@ -1,6 +1,6 @@
 """Models: configuration, loaders, tokenizers and the decoder. Knows no blocks, batches or networks.
 
-Names are imported on first use: the command line asks for the catalogue alone and should not wait for torch.
+Names are imported on first use: the command line asks for the list of models alone and should not wait for torch.
 """
 
 from importlib import import_module

@@ -5,15 +5,17 @@ Every key is honoured, neutral (it changes no answer), or refused by name; the t
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from workers.models.checkpoint import read_json
 from workers.models.config import Experts, Latent, ModelConfig, ModelError, model_name
-from workers.models.hf_rope import hf_rope
+from workers.models.rope import hf_rope
+
+_MAX_JSON_BYTES = 4 << 20  # config.json has some kB, tokenizer_config.json of many added tokens some 100 kB
 
 FAMILIES = {
     "llama": "LlamaForCausalLM",
@@ -229,3 +231,25 @@ def _eos_ids(directory: Path, given: Mapping[str, Any]) -> tuple[int, ...]:
     if not all(isinstance(id, int) and id >= 0 for id in ids):
         raise ModelError(f"{place}: eos_token_id = {found} is neither a token id nor a list of them; fetch it again")
     return tuple(ids)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file of a checkpoint. Raises ModelError."""
+    try:
+        found = json.loads(read_bounded(path))
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read ({error.strerror}); it belongs to a checkpoint directory") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path} is not valid JSON ({error}); fetch the checkpoint again") from error
+    if not isinstance(found, dict):
+        raise ModelError(f"{path} is not a JSON object; fetch the checkpoint again")
+    return found
+
+
+def read_bounded(path: Path, limit: int = _MAX_JSON_BYTES) -> bytes:
+    """The content of a file. Raises ValueError when it is longer than `limit` bytes, as only broken ones are."""
+    with path.open("rb") as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise ValueError(f"it is larger than {limit >> 20} MiB")
+    return content

@@ -10,9 +10,9 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as RawTokenizer
 
 from workers.models.chat import ChatTemplate
-from workers.models.checkpoint import read_bounded, read_json
 from workers.models.config import ModelConfig, ModelError
-from workers.models.text import TextTokenizer
+from workers.models.hf_config import read_bounded, read_json
+from workers.models.tokenizer import TextTokenizer
 
 _MAX_TOKENIZER_BYTES = 64 << 20  # Gemma's has 33 MB
 _SAMPLE = "Hello, world 1"

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from workers.cache import BlockCache, ExtentPath, PrefixPolicy
 from workers.cache.store import Lease
 from workers.engine import BlockPool, OutOfBlocks
-from workers.models.tiny import TINY
+from workers.models.load import TINY
 
 SIZE, BLOCKS = 2, 14
 

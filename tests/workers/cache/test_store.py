@@ -8,7 +8,7 @@ import torch
 
 from workers.cache import BlockCache, CacheMirror, MissingBlocks, chain_root, extend_chain
 from workers.engine import BlockPool, OutOfBlocks
-from workers.models.tiny import TINY
+from workers.models.load import TINY
 
 
 class Shelf:

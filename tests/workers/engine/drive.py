@@ -10,7 +10,7 @@ import torch
 
 from workers.engine import BlockPool, Chunk, Engine, Sampling, Sequence
 from workers.models import LoadedModel, ModelSpec, load_model
-from workers.models.catalogue import BUILT_IN
+from workers.models.fetch import BUILT_IN
 
 LENGTHS = [1, 15, 16, 17, 500]
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from workers.engine import BlockPool, OutOfBlocks
-from workers.models.tiny import TINY
+from workers.models.load import TINY
 
 BYTES_PER_TOKEN = 4 * 2 * 2 * 32 * 4  # layers, key and value, KV heads, head size, float32
 

@@ -7,7 +7,7 @@ import pytest
 from tests.workers.engine.drive import LENGTHS, Stand, prompt, relative_difference
 from workers.engine import Sampling, generate
 from workers.models import LoadedModel
-from workers.models.catalogue import BUILT_IN
+from workers.models.fetch import BUILT_IN
 
 KV_TOLERANCE = 1e-5
 ANSWER = 16

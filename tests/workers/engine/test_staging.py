@@ -13,7 +13,7 @@ import torch
 from tests.workers.serving import SlowWan, prompt_of, run
 from workers.engine import BlockPool, Sampling, generate
 from workers.models import LoadedModel
-from workers.models.tiny import TINY
+from workers.models.load import TINY
 
 
 @pytest.fixture(autouse=True)

@@ -20,8 +20,7 @@ from click.testing import CliRunner
 from tests.conftest import ROOT
 from workers.cli.model import model
 from workers.models import ModelError, ModelSpec, load_model
-from workers.models.catalogue import FETCHABLE, Fetchable
-from workers.models.fetch import fetch, is_whole, model_path, models_dir, verified_path
+from workers.models.fetch import FETCHABLE, Fetchable, fetch, is_whole, model_path, models_dir, verified_path
 
 CONTENT = os.urandom(3_000_000)
 

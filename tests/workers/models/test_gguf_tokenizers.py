@@ -11,9 +11,8 @@ from tokenizers import pre_tokenizers
 
 from tests.workers.models.checkpoints import random_model, write_gguf
 from workers.models import ChatRefusal, TemplateFault, Tokenizer
-from workers.models.bpe import pre_tokenizer
 from workers.models.gguf_file import GgufFile
-from workers.models.gguf_tokenizer import gguf_tokenizer
+from workers.models.gguf_tokenizer import gguf_tokenizer, pre_tokenizer
 
 PRE, BOS, EOS = "tokenizer.ggml.pre", "tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id"
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())[:200]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from workers.models import ModelError, ModelSpec, load_model
-from workers.models.hf_defaults import RequestDefaults, request_defaults
+from workers.models.generation_config import RequestDefaults, request_defaults
 
 TAKEN = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.05, "max_new_tokens": 9}
 BOOKKEEPING = {

@@ -9,8 +9,7 @@ from tests.workers.models.oracle import llama_from_gguf, our_logits, their_logit
 from tests.workers.models.texts import TEXTS
 from workers.engine import Sampling, generate
 from workers.models import LoadedModel
-from workers.models.catalogue import FETCHABLE
-from workers.models.fetch import model_path
+from workers.models.fetch import FETCHABLE, model_path
 
 QUESTIONS = ["What is a datacenter?", "Write a haiku about rain.", "Count from 1 to 12."]
 

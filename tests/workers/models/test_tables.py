@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.models import from_gguf, gguf_tokenizer, hf_config, hf_defaults, hf_rope
+from workers.models import generation_config, gguf_checkpoint, gguf_tokenizer, hf_config, rope
 from workers.models.config import ModelError
 
 DOCS = Path(__file__).parents[3] / "docs/engine.md"
@@ -30,14 +30,14 @@ def test_the_tables_are_what_the_code_has() -> None:
     assert hf_config.HONOURED_BY["qwen2"] == hf_config.HONOURED_BY["qwen3"]
     assert table["honoured for deepseek_v2, deepseek_v3"] == [deepseek]
     assert table["honoured for deepseek_v3"] == [set(hf_config.HONOURED_BY["deepseek_v3"]) - deepseek]
-    assert table["one value only"] == [set(hf_config.ONLY), set(from_gguf.ONLY)]
+    assert table["one value only"] == [set(hf_config.ONLY), set(gguf_checkpoint.ONLY)]
     assert table["neutral, as patterns"] == [set(hf_config.NEUTRAL)]
-    assert table["default of requests"] == [set(hf_defaults.TAKEN)]
-    assert table["no matter, as patterns"] == [set(hf_defaults.NEUTRAL)]
-    for kind, keys in hf_rope.ROPE_KEYS.items():
+    assert table["default of requests"] == [set(generation_config.TAKEN)]
+    assert table["no matter, as patterns"] == [set(generation_config.NEUTRAL)]
+    for kind, keys in rope.ROPE_KEYS.items():
         assert table[f"`{kind}`"] == [set(keys)]
-    assert table["honoured, of the architecture"] == [set(from_gguf.HONOURED)]
-    assert table["neutral, of the architecture"] == [set(from_gguf.NEUTRAL)]
+    assert table["honoured, of the architecture"] == [set(gguf_checkpoint.HONOURED)]
+    assert table["neutral, of the architecture"] == [set(gguf_checkpoint.NEUTRAL)]
     assert table["honoured, `tokenizer.ggml.`"] == [set(gguf_tokenizer.HONOURED)]
     assert table["false only, `tokenizer.ggml.`"] == [set(gguf_tokenizer.ONLY_FALSE)]
     assert table["neutral, `tokenizer.ggml.`"] == [set(gguf_tokenizer.NEUTRAL)]

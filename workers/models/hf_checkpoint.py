@@ -1,14 +1,15 @@
-"""The files of a Hugging Face checkpoint directory: JSON, and which safetensors file holds which tensor.
+"""Hugging Face checkpoint directories as models: safetensors files, names and layouts of their tensors.
 
 `model.safetensors.index.json` decides where there is one; whatever else lies in the directory then is not looked at.
-Without it a tensor may be in one file only. A tensor that the model would leave unused is refused.
+Without it a tensor may be in one file only. A tensor that the model would leave unused is refused. Query and key rows
+are brought from halves into pairs (see `rope.py`); q, k, v and gate, up are fused.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -17,10 +18,13 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
-from workers.models.config import ModelError
+from workers.models.assemble import Names, assemble
+from workers.models.config import ModelConfig, ModelError
+from workers.models.hf_config import hf_config, read_bounded, read_json
+from workers.models.hf_tokenizer import hf_tokenizer
+from workers.models.tokenizer import TextTokenizer
 
 _INDEX = "model.safetensors.index.json"
-_MAX_JSON_BYTES = 4 << 20  # config.json has some kB, tokenizer_config.json of many added tokens some 100 kB
 _MAX_INDEX_BYTES = 16 << 20  # DeepSeek-V3's has 9 MB
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -123,28 +127,6 @@ class Checkpoint:
             raise ModelError(f"{path} is not a readable safetensors file ({error}); fetch it again") from error
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file of a checkpoint. Raises ModelError."""
-    try:
-        found = json.loads(read_bounded(path))
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read ({error.strerror}); it belongs to a checkpoint directory") from error
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is not valid JSON ({error}); fetch the checkpoint again") from error
-    if not isinstance(found, dict):
-        raise ModelError(f"{path} is not a JSON object; fetch the checkpoint again")
-    return found
-
-
-def read_bounded(path: Path, limit: int = _MAX_JSON_BYTES) -> bytes:
-    """The content of a file. Raises ValueError when it is longer than `limit` bytes, as only broken ones are."""
-    with path.open("rb") as file:
-        content = file.read(limit + 1)
-    if len(content) > limit:
-        raise ValueError(f"it is larger than {limit >> 20} MiB")
-    return content
-
-
 def _to_float32(tensor: torch.Tensor, what: str) -> np.ndarray:
     """Without a torch operation (see `weights.py`): bfloat16 is the upper half of float32."""
     if tensor.dtype not in _FLOATS:
@@ -155,3 +137,60 @@ def _to_float32(tensor: torch.Tensor, what: str) -> np.ndarray:
     if tensor.dtype == torch.bfloat16:
         return (tensor.view(torch.uint16).numpy().astype(np.uint32) << 16).view(np.float32)
     return tensor.numpy().astype(np.float32, copy=False)
+
+
+_NAMES = Names(
+    embed="model.embed_tokens",
+    head="lm_head",
+    norm="model.norm",
+    layer="model.layers.{}.",
+    attn_norm="input_layernorm",
+    q="self_attn.q_proj",
+    k="self_attn.k_proj",
+    v="self_attn.v_proj",
+    q_norm="self_attn.q_norm",
+    k_norm="self_attn.k_norm",
+    out="self_attn.o_proj",
+    ffn_norm="post_attention_layernorm",
+    gate="mlp.gate_proj",
+    up="mlp.up_proj",
+    down="mlp.down_proj",
+    q_a="self_attn.q_a_proj",
+    q_a_norm="self_attn.q_a_layernorm",
+    q_b="self_attn.q_b_proj",
+    kv_a="self_attn.kv_a_proj_with_mqa",
+    kv_a_norm="self_attn.kv_a_layernorm",
+    kv_b="self_attn.kv_b_proj",
+    router="mlp.gate",
+)
+
+
+_NEUTRAL = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
+"""Tensors that may be left out: tables that old checkpoints kept."""
+
+
+def load_hf(directory: Path) -> tuple[ModelConfig, dict[str, np.ndarray], TextTokenizer]:
+    """Configuration, fused float32 weights and tokenizer of a checkpoint directory. Raises ModelError."""
+    given = read_json(directory / "config.json")
+    config = hf_config(directory, given)
+    # DeepSeek's own code rotates neighbours; V3 checkpoints that were converted say so.
+    paired = config.latent is not None and (given["model_type"] != "deepseek_v3" or given.get("rope_interleave", True))
+    checkpoint = Checkpoint(directory)
+    names, neutral = _NAMES, list(_NEUTRAL)
+    if config.tied and f"{names.head}.weight" in checkpoint:
+        config, names = _untie(config, checkpoint)
+    for extra in range(given.get("num_nextn_predict_layers", given.get("num_mtp_layers", 0)) or 0):
+        neutral.append(rf"model\.layers\.{config.layers + extra}\..*")  # guesses further tokens, which we do not
+    weights = assemble(config, names, checkpoint.read, paired)
+    checkpoint.check_all_used(neutral)
+    return config, weights, hf_tokenizer(directory, config)
+
+
+def _untie(config: ModelConfig, checkpoint: Checkpoint) -> tuple[ModelConfig, Names]:
+    """What a head in the checkpoint of a tied model means, as transformers has it: the one matrix, where the
+    embedding is the same or missing, and otherwise that the configuration is wrong.
+    """
+    if f"{_NAMES.embed}.weight" not in checkpoint:
+        return config, replace(_NAMES, embed=_NAMES.head)
+    head, embed = (checkpoint.read(f"{name}.weight") for name in (_NAMES.head, _NAMES.embed))
+    return replace(config, tied=np.array_equal(head, embed)), _NAMES

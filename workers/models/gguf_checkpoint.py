@@ -1,9 +1,8 @@
-"""GGUF files as models: names and layouts of llama.cpp's llama, qwen2 and qwen3 architectures. Owns no
-format.
+"""GGUF files as models: names and layouts of llama.cpp's llama, qwen2 and qwen3 architectures. Owns no format.
 
-In the llama architecture llama.cpp stores query and key rows as neighbouring pairs, which is our layout; the
-Qwen architectures keep Hugging Face's halves and are interleaved here. Every key of an architecture is honoured,
-neutral or refused by name; the table in docs/engine.md says which.
+In the llama architecture llama.cpp stores query and key rows as neighbouring pairs, which is our layout; the Qwen
+architectures keep Hugging Face's halves and are interleaved here. Every key of an architecture is honoured, neutral or
+refused by name; the table in docs/engine.md says which.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from workers.models.config import ModelConfig, ModelError, model_name
 from workers.models.gguf_file import GgufFile
 from workers.models.gguf_tokenizer import gguf_bos_id, gguf_end_ids, gguf_tokenizer
 from workers.models.rope import yarn_factors
-from workers.models.text import TextTokenizer
+from workers.models.tokenizer import TextTokenizer
 
 _PAIRED = {"llama": True, "qwen2": False, "qwen3": False}
 _NAMES = Names(

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from workers.models.checkpoint import read_json
 from workers.models.config import ModelError
+from workers.models.hf_config import read_json
 
 MOST = 1 << 31  # of a count, as in requests
 
