@@ -149,6 +149,12 @@ class LiveRequest:
         if self.log.recovery:
             self.log.recovery[-1].update(how=how, by=by)
 
+    def rescued(self) -> None:
+        """Somebody goes on with it, or nobody has to: it is not given up."""
+        if self.stranded is not None:
+            self.stranded.cancel()
+            self.stranded = None
+
     def replay(self, route: Route, deadline_s: float) -> Attempt:
         """A new attempt that goes on where the answer is now; what earlier ones made behind a gap is forgotten."""
         self.merge.restart()

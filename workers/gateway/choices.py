@@ -66,7 +66,7 @@ class Choice:
         """Give the place back and stop the request, if that has not happened yet."""
         self._ticket.release()
         if self.live is not None:
-            dispatcher.cancel(self.live, "the client has gone")
+            dispatcher.live.cancel(self.live, "the client has gone")
 
     async def pieces(self, dispatcher: Dispatcher, prefix: str) -> AsyncGenerator[Piece, None]:
         """The answer's pieces. Raises ApiError. Closing it cancels the request."""

@@ -90,7 +90,7 @@ class Metrics:
         self._dispatcher = dispatcher
         self._admission = admission
         self._requests = Requests()
-        dispatcher.on_settled = self._requests.note
+        dispatcher.live.on_settled = self._requests.note
 
     def render(self) -> str:
         """Prometheus text exposition."""

@@ -1,4 +1,4 @@
-"""What becomes of requests whose workers are lost: who goes on, who is told, and when an attempt is replayed.
+"""Recovery of requests whose workers are lost: who goes on, who is told, and when an attempt is replayed.
 
 The rules are the attempts' (`attempts.py`) and the routes' (`policy.py`); here they meet connections and timers.
 """
@@ -6,39 +6,26 @@ The rules are the attempts' (`attempts.py`) and the routes' (`policy.py`); here 
 import time
 from functools import partial
 
-from workers.environment import WorkerEnvironment
 from workers.gateway.attempts import ANSWERLESS, HOPELESS, NOT_REPLAYED, Attempt, LiveRequest
+from workers.gateway.live_requests import REQUEST_DEADLINE_S, LiveRequests
 from workers.gateway.routing import Router
 from workers.policy import NoRoute, Route
 from workers.roles.request import RequestFailed
 from workers.wire.deadlines import Timer
-from workers.wire.messages import Cancel, RequestSpec, Unheard, Without
+from workers.wire.messages import Cancel, Unheard, Without
 from workers.wire.peers import Peers
 
-REQUEST_DEADLINE_S = 900.0
 MAX_ATTEMPTS = 8
 
 
 class Recovery:
-    """Part of the dispatcher, which makes what it uses."""
+    """Recovers the live requests of one gateway, whose routes are chosen by `router`."""
 
-    environment: WorkerEnvironment
-    peers: Peers
-    router: Router
-    live: dict[str, LiveRequest]
-    attempts: dict[str, tuple[LiveRequest, Attempt]]
-
-    def ask(self, spec: RequestSpec) -> bool:
-        """Start an attempt: whether the worker that prefills is there to hear of it."""
-        raise NotImplementedError
-
-    def fail(self, request: LiveRequest, failure: RequestFailed) -> None:
-        """End a request with an error, unless it is over."""
-        raise NotImplementedError
-
-    def cancel_workers(self, request: LiveRequest, reason: str) -> None:
-        """Tell all workers of all attempts to let go."""
-        raise NotImplementedError
+    def __init__(self, peers: Peers, router: Router, live: LiveRequests, handoff: str) -> None:
+        self._peers = peers
+        self._router = router
+        self._live = live
+        self._handoff = handoff
 
     def lose(self, request: LiveRequest, attempt: Attempt, worker: str, failure: RequestFailed) -> None:
         """A worker does nothing more for an attempt. The others are told; if none of them can go on, it is replayed."""
@@ -50,11 +37,11 @@ class Recovery:
         if not request.over or request.log.finish_reason is not None:
             known = request.answered_in(attempt)
             for target, message in attempt.without(worker, known, request.log.finish_reason):
-                self.peers.post_if_up(target, message)
+                self._peers.post_if_up(target, message)
         if request.over:
             return
         if failure.name in HOPELESS:
-            self.fail(request, failure)
+            self._live.fail(request, failure)
             return
         if failure.name not in ANSWERLESS:
             request.losses.setdefault(worker, failure)
@@ -67,11 +54,11 @@ class Recovery:
 
         Two machines, or two batches, may round a tie between two candidates another way; either answer is right.
         """
-        beside = attempt.unheard or self.environment.serving.handoff == "overlap"
+        beside = attempt.unheard or self._handoff == "overlap"
         if not beside or attempt.decoders in ([], [peer]) or peer not in (attempt.spec.relay, attempt.spec.main):
-            self.fail(request, failure)
+            self._live.fail(request, failure)
             return
-        self.peers.post_if_up(peer, Cancel(request=attempt.spec.id, reason=str(failure)[:4000]))
+        self._peers.post_if_up(peer, Cancel(request=attempt.spec.id, reason=str(failure)[:4000]))
         self.lose(request, attempt, peer, failure)
 
     def take_over(self, request: LiveRequest, attempt: Attempt, message: Unheard) -> None:
@@ -81,7 +68,7 @@ class Recovery:
             return
         known = request.answered_in(attempt)
         take_over = Without(request=attempt.spec.id, lost=message.peer, ids=known, finish_reason=finish_reason)
-        self.peers.post_if_up(main, take_over)
+        self._peers.post_if_up(main, take_over)
         if not request.over and not attempt.unheard and message.peer not in attempt.gone:
             attempt.unheard = True
             request.note_loss(message.peer, RequestFailed("unheard", message.reason))
@@ -92,21 +79,21 @@ class Recovery:
         if attempt is not request.attempt or attempt.decoders or request.over or request.merge.finished:
             return
         if request.stranded is None:
-            self.recover(request)
+            self._recover(request)
 
-    def somebody_is_back(self) -> None:
-        """Connections have changed: those that wait for anybody may go on."""
-        for request in list(self.live.values()):
+    def reconnected(self) -> None:
+        """Connections have changed: requests that wait for anybody may go on."""
+        for request in self._live:
             if request.stranded is not None:
-                self.recover(request)
+                self._recover(request)
 
-    def recover(self, request: LiveRequest) -> None:
+    def _recover(self, request: LiveRequest) -> None:
         """Replay the prompt and what was answered on workers that are there; wait a while for one, or fail."""
         by_itself = next((failure for failure in request.losses.values() if failure.name in NOT_REPLAYED), None)
         if by_itself is not None:
-            self.fail(request, by_itself)
+            self._live.fail(request, by_itself)
             return
-        self.cancel_workers(request, "replayed elsewhere")
+        self._live.cancel_workers(request, "replayed elsewhere")
         avoid: set[str] = set()
         while len(request.attempts) < MAX_ATTEMPTS:
             try:
@@ -116,11 +103,9 @@ class Recovery:
                 return
             left_s = REQUEST_DEADLINE_S - (time.monotonic_ns() - request.log.start_ns) / 1e9
             attempt = request.replay(route, max(1.0, left_s))
-            self.attempts[attempt.spec.id] = request, attempt
-            if self.ask(attempt.spec):
-                if request.stranded is not None:
-                    request.stranded.cancel()
-                    request.stranded = None
+            self._live.add_attempt(request, attempt)
+            if self._live.ask(attempt.spec):
+                request.rescued()
                 request.note_recovery("replay", list(route.workers))
                 return
             avoid.add(route.prefill)
@@ -130,18 +115,18 @@ class Recovery:
     def _route_again(self, request: LiveRequest, avoid: set[str]) -> Route:
         """Raises NoRoute. Rather than nobody, one that was lost and is back."""
         prompt = [*request.spec.prompt, *request.merge.delivered]
-        others = [other for other in self.live.values() if other is not request]
+        others = [other for other in self._live if other is not request]
         try:
-            return self.router.route(prompt, others, avoid | request.losses.keys())
+            return self._router.route(prompt, others, avoid | request.losses.keys())
         except NoRoute:
             failed = {name for name, failure in request.losses.items() if failure.name != "worker_lost"}
-            return self.router.route(prompt, others, avoid | failed)
+            return self._router.route(prompt, others, avoid | failed)
 
     def _strand(self, request: LiveRequest) -> None:
         """Nobody is there. Those that are not connected have the time of a connection's making to come back."""
         if request.stranded is not None:
             return
-        absent = [peer for peer in self.peers.known.values() if self.peers.link(peer.name) is None]
+        absent = [peer for peer in self._peers.known.values() if self._peers.link(peer.name) is None]
         if not absent:
             self._give_up(request)
             return
@@ -152,4 +137,4 @@ class Recovery:
         first = next(iter(request.losses.values()), RequestFailed("worker_lost", "the answer ended before its end"))
         told = "; ".join(str(failure) for failure in request.losses.values())
         attempts = f"{len(request.attempts)} attempt" + ("s" if len(request.attempts) > 1 else "")
-        self.fail(request, RequestFailed(first.name, f"{told or first}; after {attempts} no worker can go on"))
+        self._live.fail(request, RequestFailed(first.name, f"{told or first}; after {attempts} no worker can go on"))

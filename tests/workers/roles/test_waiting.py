@@ -104,7 +104,7 @@ def test_when_the_first_of_several_ends_early_the_next_computes_what_is_lacking(
             await eventually(lambda: len(lab.p0.active) == 4 and active.sequence.computed > 300, 10, "they wait")
             if end == "leaves":
                 dispatcher = lab.cluster.gateway.dispatcher
-                dispatcher.cancel(
+                dispatcher.live.cancel(
                     dispatcher.live[active.spec.id], "the client has gone"
                 )  # at once, whatever HTTP takes
                 first.cancel()
