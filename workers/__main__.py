@@ -1,7 +1,8 @@
 """`python -m workers`: the role named in the environment (PDDBED_*), in a process of its own."""
 
 import sys
-from dataclasses import replace
+
+from msgspec import structs
 
 from workers.environment import EnvironmentProblem, read_environment
 from workers.models import ModelError, load_model
@@ -17,7 +18,7 @@ def main() -> int:
         return 2
     spec = environment.model
     if environment.role == "gateway":  # it computes nothing
-        spec = replace(spec, device="cpu")
+        spec = structs.replace(spec, device="cpu")
     try:
         loaded = load_model(spec)
     except ModelError as error:

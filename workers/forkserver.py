@@ -8,7 +8,6 @@ thread: only a single-threaded process can be forked, or join a mount namespace,
 import array
 import ctypes
 import gc
-import json
 import os
 import select
 import signal
@@ -17,12 +16,24 @@ import sys
 import time
 import traceback
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-MAX_REQUEST_BYTES = 1 << 20
-MAX_FDS = 16
+import msgspec
+
+from workers.spawning import (
+    MAX_FDS,
+    MAX_REQUEST_BYTES,
+    Answer,
+    Exited,
+    Failed,
+    Ready,
+    Spawn,
+    Spawned,
+    decode_request,
+    encode,
+)
+
 GRACE_S = 2.0
 
 PR_SET_PDEATHSIG = 1
@@ -49,7 +60,7 @@ class ForkServer:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         try:
-            self._reply({"ready": True})
+            self._reply(Ready())
             while True:
                 ready, _, _ = select.select([self._control.fileno(), wake_read], [], [])
                 if wake_read in ready:
@@ -74,29 +85,28 @@ class ForkServer:
         try:
             if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
                 raise SpawnError(f"request exceeds {MAX_REQUEST_BYTES} bytes or {MAX_FDS} file descriptors")
-            request = json.loads(data)
-            host = request.get("host")
-            if request.get("op") != "spawn":
-                raise SpawnError(f"unknown op {request.get('op')!r}; this server knows spawn")
+            request = decode_request(data)
+            host = request.host
             pid = self._spawn(request, fds)
             self._children[pid] = host
-            self._reply({"op": "spawned", "host": host, "pid": pid})
-        except (SpawnError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            message = str(error) if isinstance(error, SpawnError) else f"{type(error).__name__}: {error}"
-            self._reply({"op": "error", "host": host, "message": message})
+            self._reply(Spawned(host, pid))
+        except (SpawnError, msgspec.DecodeError) as error:
+            self._reply(Failed(host, str(error)))
+        except (OSError, ValueError, RecursionError) as error:
+            self._reply(Failed(host, f"{type(error).__name__}: {error}"))
         finally:
             for fd in fds:
                 os.close(fd)
         return True
 
-    def _spawn(self, request: dict[str, Any], fds: list[int]) -> int:
-        names = request.get("fd_env") or []
+    def _spawn(self, request: Spawn, fds: list[int]) -> int:
+        names = request.fd_env
         if len(names) != len(fds):
             raise SpawnError(f"{len(fds)} file descriptors came for {len(names)} variables in fd_env")
         threads = sum(1 for _ in Path("/proc/self/task").iterdir())
         if threads != 1:
             raise SpawnError(f"the fork server has {threads} threads: loading the model must not run operations")
-        variables = {**request["env"], **{name: str(fd) for name, fd in zip(names, fds, strict=True)}}
+        variables = {**request.env, **{name: str(fd) for name, fd in zip(names, fds, strict=True)}}
         birth = _Birth(request, variables)
         sys.stdout.flush()
         sys.stderr.flush()
@@ -125,10 +135,10 @@ class ForkServer:
                 return
             host = self._children.pop(pid, None)
             if host is not None:
-                self._reply({"op": "exited", "host": host, "pid": pid, "status": status})
+                self._reply(Exited(host, pid, status))
 
-    def _reply(self, message: dict[str, Any]) -> None:
-        self._control.send(json.dumps(message).encode())
+    def _reply(self, message: Answer) -> None:
+        self._control.send(encode(message))
 
     def _end_children(self) -> None:
         for pid in self._children:
@@ -152,18 +162,17 @@ class ForkServer:
 class _Birth:
     """What a child needs before it enters its namespaces: opened in the server's, where the paths are known to hold."""
 
-    def __init__(self, request: dict[str, Any], variables: dict[str, str]) -> None:
+    def __init__(self, request: Spawn, variables: dict[str, str]) -> None:
         self.variables = variables
-        self.affinity = request.get("affinity")
-        self.nice = int(request.get("nice") or 0)
-        self.cgroup = request.get("cgroup")
+        self.affinity = request.affinity
+        self.nice = request.nice
+        self.cgroup = request.cgroup
         self.namespaces: list[tuple[int, int]] = []
-        self.log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        pid = request.get("namespaces_of")
-        if pid is not None:
+        self.log = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        if request.namespaces_of is not None:
             try:
                 for kind, flag in (("net", CLONE_NEWNET), ("mnt", CLONE_NEWNS)):
-                    fd = os.open(f"/proc/{int(pid)}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
+                    fd = os.open(f"/proc/{request.namespaces_of}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
                     self.namespaces.append((fd, flag))
             except OSError:
                 self.close()
@@ -254,7 +263,7 @@ def _run_role() -> int:
     except EnvironmentProblem as error:
         print(f"pddbed worker: {error}", file=sys.stderr)
         return 2
-    host = replace(environment.model, device="cpu")
+    host = msgspec.structs.replace(environment.model, device="cpu")
     try:
         loaded = _loaded.get(host) or load_model(host)  # or else a worker with a model of its own
         if environment.role != "gateway":  # which computes nothing
@@ -283,28 +292,28 @@ def main() -> int:
     except (KeyError, ValueError, OSError) as error:
         print(f"pddbed fork server: PDDBED_FORKSERVER_FD must name a control socket ({error})", file=sys.stderr)
         return 2
-    try:
-        spec_fields = json.loads(os.environ.get("PDDBED_MODEL", '{"name": "tiny"}'))
-    except json.JSONDecodeError as error:
-        print(f"pddbed fork server: PDDBED_MODEL is not JSON: {error}", file=sys.stderr)
-        return 2
     # numpy's BLAS would start a thread when it is imported; the workers compute with torch
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # imported here, so that a usage error costs nothing; before fork, so that no child pays for it again
     import workers.process  # noqa: F401
-    from workers.models import ModelError, ModelSpec, load_model
+    from workers.environment import EnvironmentProblem, read_model
+    from workers.models import ModelError, load_model
     from workers.models.load import check_device
 
     try:
+        spec = read_model()
+    except EnvironmentProblem as error:
+        print(f"pddbed fork server: {error}", file=sys.stderr)
+        return 2
+    try:
         # to host memory, whatever the device: a process that has touched an accelerator cannot be forked
         os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-        spec = ModelSpec(**spec_fields)
         check_device(spec)
-        host = replace(spec, device="cpu")
+        host = msgspec.structs.replace(spec, device="cpu")
         _loaded[host] = load_model(host)
-    except (ModelError, TypeError) as error:
+    except ModelError as error:
         with suppress(OSError):
-            control.send(json.dumps({"op": "error", "host": None, "message": str(error)}).encode())
+            control.send(encode(Failed(None, str(error))))
         print(f"pddbed fork server: {error}", file=sys.stderr)
         return 1
     # 200,000 objects of torch: a full collection takes 0.1 s, for which a worker would stand still now and then

@@ -30,6 +30,7 @@ from workers.gateway.server import Gateway
 from workers.models import LoadedModel
 from workers.process import make
 from workers.roles.worker import Worker
+from workers.spawning import Answer, Exited, Failed, Ready, Spawn, Spawned, decode_answer, encode
 
 START_S = 120.0
 STOP_S = 10.0
@@ -251,13 +252,14 @@ class LocalCluster:
         """
         assert self._control is not None
         while select.select([self._control], [], [], 0.0 if self._exits else within_s)[0]:
-            self._note(self._receive())
+            answer = self._receive()
+            if isinstance(answer, Exited):
+                self._note(answer)
         ended, self._exits = self._exits, []
         return ended
 
-    def _note(self, answer: dict[str, Any]) -> None:
-        status = os.waitstatus_to_exitcode(answer["status"])
-        self._exits.append(Exit(answer["host"], answer["pid"], status))
+    def _note(self, ended: Exited) -> None:
+        self._exits.append(Exit(ended.host, ended.pid, os.waitstatus_to_exitcode(ended.status)))
 
     def _start(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -281,8 +283,8 @@ class LocalCluster:
                 stderr=log,
             )
         answer = self._receive()
-        if not answer.get("ready"):
-            raise ClusterError(str(answer.get("message", answer)))
+        if not isinstance(answer, Ready):
+            raise ClusterError(answer.message if isinstance(answer, Failed) else str(answer))
         ready = {name: self._begin(name) for name, _, _ in self.layout.hosts}
         for name, waiting in ready.items():
             self._await_ready(name, waiting)
@@ -307,31 +309,24 @@ class LocalCluster:
 
     def _spawn(self, name: str, environment: dict[str, str], sockets: dict[str, socket.socket]) -> None:
         assert self._control is not None
-        request = {
-            "op": "spawn",
-            "host": name,
-            "env": environment,
-            "log": str(self.log(name)),
-            "fd_env": list(sockets),
-        }
+        request = Spawn(host=name, env=environment, log=str(self.log(name)), fd_env=list(sockets))
         fds = array.array("i", [sock.fileno() for sock in sockets.values()])
-        self._control.sendmsg([json.dumps(request).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
+        self._control.sendmsg([encode(request)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
         answer = self._receive()
-        while answer.get("op") == "exited":  # of an earlier process
+        while isinstance(answer, Exited):  # of an earlier process
             self._note(answer)
             answer = self._receive()
-        if answer.get("op") != "spawned":
-            raise ClusterError(f"{name} was not started: {answer.get('message', answer)}")
-        self.pids[name] = answer["pid"]
+        if not isinstance(answer, Spawned):
+            raise ClusterError(f"{name} was not started: {answer.message if isinstance(answer, Failed) else answer}")
+        self.pids[name] = answer.pid
 
-    def _receive(self) -> dict[str, Any]:
+    def _receive(self) -> Answer:
         assert self._control is not None
         data = self._control.recv(1 << 16)
         if not data:
             tail = self.log("forkserver").read_text(errors="replace")[-2000:]
             raise ClusterError(f"the fork server ended; its log ends with:\n{tail}")
-        answer: dict[str, Any] = json.loads(data)
-        return answer
+        return decode_answer(data)
 
 
 def watch(cluster: LocalCluster) -> None:

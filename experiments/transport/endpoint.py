@@ -47,7 +47,7 @@ class Endpoint:
             kv_dtype="uint8",
         )
         sends = environment.role == "prefill"
-        connections = environment.serving.kv_connections
+        connections = environment.serving.kv_pool.connections
         peers = [
             replace(peer, path=replace(peer.path, connection_bps=connection_bps if sends else None))
             for peer in environment.peers

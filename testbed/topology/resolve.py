@@ -40,7 +40,7 @@ def resolve(file: TopologyFile, name: str, path: Path | None) -> LabPlan:
     )
 
 
-_API_LIMITS = {
+API_LIMITS = {
     "connections": "connections",
     "keep_alive": "keep_alive_ns",
     "head_timeout": "head_ns",
@@ -53,7 +53,7 @@ _API_LIMITS = {
 
 def _api(section: Api) -> dict[str, Any]:
     """What the gateway is told in PDDBED_API: what the file says; the defaults are its own."""
-    limits = {name: getattr(section, key) for key, name in _API_LIMITS.items()}
+    limits = {name: getattr(section, key) for key, name in API_LIMITS.items()}
     return {"names": list(section.names), **{name: limit for name, limit in limits.items() if limit is not None}}
 
 

@@ -11,13 +11,15 @@ extend at a hand-over, guesses) so much more. Prompts are computed one after the
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
 
 from workers.engine.engine import Chunk
 
+Nanoseconds = Annotated[float, Meta(ge=0)]
 TOLERANCE_NS, TOLERANCE_SHARE = 1_000_000, 0.01
 """A step that ends later than this, plus this share of itself, is late."""
 PROMPT_STEP_NS = 250_000_000
@@ -49,8 +51,7 @@ def work_of(chunks: Iterable[Chunk]) -> Work:
     return Work(prompt_tokens, decoding, extending, extend_tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class Profile:
+class Profile(Struct, frozen=True, forbid_unknown_fields=True):
     """How fast some hardware is, in the lab's own tokens and times (whatever scale it has). Times in ns.
 
     `decode_step_ns` is a step of one sequence, `decode_sequence_ns` what each further one adds. `extend_token_ns` is
@@ -59,18 +60,11 @@ class Profile:
     """
 
     name: str
-    prefill_token_ns: float
-    decode_step_ns: float
-    extend_token_ns: float
-    decode_sequence_ns: float = 0.0
-    extend_pass_ns: float | None = None
-
-    def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if name == "name" or (name == "extend_pass_ns" and value is None):
-                continue
-            if not (isinstance(value, int | float) and 0 <= value < math.inf):
-                raise ValueError(f"profile {self.name}: {name} is {value!r}; it must be a number of ns, 0 or more")
+    prefill_token_ns: Nanoseconds
+    decode_step_ns: Nanoseconds
+    extend_token_ns: Nanoseconds
+    decode_sequence_ns: Nanoseconds = 0.0
+    extend_pass_ns: Nanoseconds | None = None
 
     def step_ns(self, work: Work) -> int:
         """How long a step takes."""

@@ -7,6 +7,9 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
 
 _PART = re.compile(r"-(\d{5})-of-(\d{5})$")
 
@@ -29,17 +32,16 @@ def model_name(path: Path) -> str:
     return _PART.sub("", place.stem)
 
 
-@dataclass(frozen=True)
-class ModelSpec:
+class ModelSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """What to load: `name` is a built-in or fetched model, a Hugging Face directory or a `.gguf` file.
 
     `seed` draws the weights of built-in models; `dtype` is float32, bfloat16 or float16.
     """
 
-    name: str
-    seed: int = 0
+    name: Annotated[str, Meta(min_length=1)]
+    seed: Annotated[int, Meta(ge=0, le=2**32 - 1)] = 0
     device: str = "cpu"
-    dtype: str = "float32"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
 
 
 @dataclass(frozen=True)

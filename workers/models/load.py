@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from msgspec import structs
 
 from workers.models.config import Latent, ModelConfig, ModelError, ModelSpec
 from workers.models.decoder import Decoder
@@ -99,8 +100,8 @@ class LoadedModel:
         """The same model on `device`, its weights moved there. Raises ModelError when this machine has none such."""
         if device == self.spec.device:
             return self
-        check_device(replace(self.spec, device=device))
-        return replace(self, spec=replace(self.spec, device=device), model=self.model.to(device))
+        check_device(structs.replace(self.spec, device=device))
+        return replace(self, spec=structs.replace(self.spec, device=device), model=self.model.to(device))
 
 
 def check_device(spec: ModelSpec) -> None:
@@ -121,7 +122,7 @@ def load_model(spec: ModelSpec) -> LoadedModel:
         raise ModelError(f'model "{spec.name}": unknown dtype "{spec.dtype}"; use one of {", ".join(DTYPES)}')
     config, weights, tokenizer, defaults = _load(spec)
     model = Decoder(config, weights, spec.dtype)
-    host = replace(spec, device="cpu")
+    host = structs.replace(spec, device="cpu")
     identity = fingerprint(config, weights, spec.dtype)
     return LoadedModel(host, model, config, tokenizer, identity, defaults).on(spec.device)
 

@@ -70,7 +70,7 @@ class PrefillWorker(Worker):
         }
         self._chunked = environment.serving.kv_send == "chunked"
         self._wan_encoding: KvEncoding | None = None
-        if environment.serving.kv_wan_dtype == "fp8":
+        if environment.serving.kv_pool.wan_dtype == "fp8":
             self._wan_encoding = Fp8(loaded.config.kv_shape, self.pool.storage.dtype)
 
     def handle(self, peer: str, message: Message) -> None:

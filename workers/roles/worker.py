@@ -83,9 +83,9 @@ class Worker:
             environment.peers,
             self,
             receiver,
-            environment.serving.kv_connections,
+            environment.serving.kv_pool.connections,
             tails=environment.serving.handoff == "kv",
-            warm_kv=environment.serving.kv_warm,
+            warm_kv=environment.serving.kv_pool.warm,
         )
         self.notices = CacheNotices(self.peers, environment.role)
         self.cache = BlockCache(

@@ -187,14 +187,17 @@ def test_a_worker_that_cannot_start_ends_with_status_one_and_one_sentence(server
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        ({"op": "dance", "host": "x"}, "unknown op 'dance'"),
-        ({"op": "spawn", "host": "x"}, "KeyError: 'env'"),
+        ({"op": "dance", "host": "x"}, "Invalid value 'dance' - at `$.op`"),
+        ({"op": "spawn", "host": "x"}, "missing required field `env`"),
         ({"op": "spawn", "host": "x", "env": {}, "log": "/nonexistent/log"}, "No such file"),
         ({"op": "spawn", "host": "x", "env": {}, "log": "/dev/null", "namespaces_of": 2**22 + 1}, "No such file"),
         ({"op": "spawn", "host": "x", "env": {}, "log": "/dev/null", "cgroup": "/nonexistent"}, "No such file"),
         ({"op": "spawn", "host": "x", "env": {}, "log": "/dev/null", "affinity": [9999]}, "Invalid argument"),
         ({"op": "spawn", "host": "x", "env": {}, "log": "/dev/null", "fd_env": ["A"]}, "0 file descriptors came for 1"),
-        ([1, 2], "AttributeError"),
+        ([1, 2], "Expected `object`, got `array`"),
+        ({"op": "spawn", "host": "x", "env": {}, "log": "/dev/null", "nice": 20}, "<= 19 - at `$.nice`"),
+        ({"op": "spawn", "host": "x", "env": {}, "log": 5}, "Expected `str`, got `int` - at `$.log`"),
+        ({"op": "spawn", "host": "x", "env": {}, "log": "/dev/null", "dance": 1}, "unknown field `dance`"),
     ],
 )
 def test_a_request_that_fails_is_answered_and_the_server_goes_on(server: Server, request_: Any, message: str) -> None:
