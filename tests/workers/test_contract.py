@@ -197,7 +197,7 @@ def test_the_file_and_the_workers_have_the_same_fields() -> None:
         assert of_workers - {"kv_bytes_per_token", *(() if kind is Serving else workers_only)} == of_file - {"names"}
 
 
-@pytest.mark.parametrize(("kind", "one"), common_fields())
+@pytest.mark.parametrize(("kind", "one"), list(common_fields()))
 def test_the_file_takes_what_workers_take_and_refuses_what_they_refuse(kind: type[Struct], one: Any) -> None:
     section, variable, place, _ = BOTH_SIDES[kind]
     key = KEYS.get(one.encode_name, one.encode_name)
@@ -230,7 +230,7 @@ def told_by_default() -> dict[str, str]:
     return told(plan, plan.hosts[0])
 
 
-@pytest.mark.parametrize(("kind", "one"), common_fields())
+@pytest.mark.parametrize(("kind", "one"), list(common_fields()))
 def test_a_value_of_the_file_reaches_the_worker_in_its_unit(kind: type[Struct], one: Any) -> None:
     section, _, place, _ = BOTH_SIDES[kind]
     key = KEYS.get(one.encode_name, one.encode_name)

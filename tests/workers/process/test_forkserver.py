@@ -36,7 +36,7 @@ class Server:
                 stderr=out,
                 **options,
             )
-        assert self.receive() == {"ready": True}
+        assert self.receive() == {"op": "ready", "ready": True}
 
     def receive(self) -> dict[str, Any]:
         answer: dict[str, Any] = json.loads(self.control.recv(1 << 16))

@@ -102,6 +102,6 @@ def test_a_worker_started_alone_names_what_its_environment_lacks() -> None:
         [sys.executable, "-m", "workers"], env={**environment, "PDDBED_ROLE": "cook"}, capture_output=True, text=True
     )
     assert result.returncode == 2
-    assert "PDDBED_ROLE is 'cook'; it must be one of gateway, prefill" in result.stderr
+    assert 'PDDBED_ROLE is "cook"; it must be one of gateway, main' in result.stderr
     for name in ("PDDBED_HOST", "PDDBED_ADDRESS", "PDDBED_SECRET"):
         assert f"{name} is not set" in result.stderr
