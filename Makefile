@@ -15,7 +15,7 @@ PACKAGES := mininet iproute2 iputils-ping iperf3 ethtool procps curl tcpdump pyt
 VAGRANT_PACKAGES := vagrant vagrant-libvirt libvirt-daemon libvirt-clients qemu-system-x86 qemu-utils mmdebstrap \
                     debian-archive-keyring e2fsprogs rsync openssh-client git
 
-.PHONY: help packages link setup demo test fresh-test gpu-test vagrant-test lint clean
+.PHONY: help packages link setup demo test test-all fresh-test gpu-test vagrant-test lint clean
 .DEFAULT_GOAL := help
 
 help:  ## this text
@@ -61,12 +61,15 @@ demo: setup  ## a question across two datacenters, asked again with warm caches,
 	for time in first second; do echo "the $$time time:"; $(PDDBED) ask --lab demo --max-tokens 48 "$(QUESTION)"; done
 	@$(PDDBED) experiment run skew --quick --out runs/demo-$$(date +%Y%m%d-%H%M%S) || [ $$? = 1 ]
 
-test: setup lint  ## lint, types, and every test, on this kernel and in the VM
-	@tests/run $(STREAMS)
+test: setup lint  ## lint, types, and the tests of every commit, on this kernel and in the VM (TESTS: arguments of tests/run)
+	@tests/run $(TESTS)
+
+test-all: setup lint  ## lint, types, and every test, the nightly ones too
+	@tests/run --all $(TESTS)
 
 fresh-test:  ## the README's commands in minimal Debian 12 and 13 root file systems, made anew from packages
 	@$(MAKE) --no-print-directory packages PACKAGES="mmdebstrap debian-archive-keyring git ca-certificates"
-	@$(SUDO) env $(foreach name,PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_FIND_LINKS PIP_CERT FRESH_STREAMS,$(if $($(name)),$(name)="$($(name))")) tests/fresh $(RELEASES)
+	@$(SUDO) env $(foreach name,PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_FIND_LINKS PIP_CERT FRESH_TESTS,$(if $($(name)),$(name)="$($(name))")) tests/fresh $(RELEASES)
 
 # A machine with CUDA has a PyTorch of its own: PYTHON's, where that finds a device.
 gpu-test:  ## the same workers on CUDA, over loopback; says so where there is none

@@ -166,10 +166,24 @@ def _hear(event: str, arguments: tuple[Any, ...]) -> None:
 sys.addaudithook(_hear)
 
 
+class _Workers:
+    """Gathers what the tests of pytest-xdist's workers have called."""
+
+    def pytest_testnodedown(self, node: Any) -> None:
+        _called.update(getattr(node, "workeroutput", {}).get("programs", ()))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.pluginmanager.hasplugin("xdist"):
+        config.pluginmanager.register(_Workers())
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """A run in which a test called a program that no installation step provides is red, and says which."""
-    if shutil.which("dpkg-query") and session.exitstatus == 0 and "PDDBED_VM_OUTPUT" not in os.environ:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["programs"] = sorted(_called)
+    elif shutil.which("dpkg-query") and session.exitstatus == 0 and "PDDBED_VM_OUTPUT" not in os.environ:
         lacking = unprovided(name for name in sorted(_called) if not name.startswith("no-such-"))
         if lacking:
             print(f"\ncalled by tests, and provided by no installation step: {lacking}")

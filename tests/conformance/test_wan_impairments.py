@@ -35,6 +35,7 @@ def test_independent_loss(line: Line, record_property: Record) -> None:
     assert line.count("lost") - before == len(pings.lost)
 
 
+@pytest.mark.nightly
 def test_bursty_loss_has_the_models_share_and_burst_length(line: Line, record_property: Record) -> None:
     """Bad for 4 packets on average, every one of them lost; 46 packets between: 8 % in bursts of 4."""
     model = GilbertElliottLoss(good_to_bad=1 / 46, bad_to_good=1 / 4)
@@ -89,6 +90,7 @@ def test_corruption_reaches_the_receivers_checksum(line: Line, record_property: 
     assert_share(len(pings.lost), pings.sent, 0.1 * 92 / 98, record_property)
 
 
+@pytest.mark.nightly
 def test_reordered_packets_skip_the_delay(line: Line, record_property: Record) -> None:
     line.set(Impairment(delay_ns=40 * MS, reordering=0.1), delay_ns=0, reordering=0.0)
     pings = line.ping(count=800, interval_s=0.005)
@@ -99,6 +101,7 @@ def test_reordered_packets_skip_the_delay(line: Line, record_property: Record) -
 
 
 @pytest.mark.parametrize("distribution", ["normal", "pareto"])
+@pytest.mark.nightly
 def test_jitter_keeps_mean_spread_and_order(line: Line, distribution: Distribution, record_property: Record) -> None:
     """Against the same line without jitter, measured just before: the emulated machine adds a spread of its own.
 

@@ -49,6 +49,7 @@ def test_the_two_directions_are_separate(line: Line) -> None:
     assert_round_trips(line.round_trips_ms(count=10), line.floor_ms, 80)
 
 
+@pytest.mark.nightly
 def test_two_seconds_each_way_lose_nothing(line: Line) -> None:
     line.set(Impairment(delay_ns=2000 * MS))
     dropped = line.count("dropped_unasked")
@@ -149,6 +150,7 @@ def test_the_queue_holds_its_bytes_and_drops_the_rest(line: Line) -> None:
     assert min(late_s[half:]) - min(late_s[:half]) == pytest.approx(0, abs=0.02 * half * 0.008)
 
 
+@pytest.mark.nightly
 def test_small_packets_at_a_third_of_the_rate_fill_the_delay_line_without_loss(
     line: Line, record_property: Record
 ) -> None:

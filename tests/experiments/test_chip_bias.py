@@ -96,7 +96,7 @@ def test_late_steps_are_reported_beside() -> None:
 
 
 @pytest.mark.root
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_a_short_run_measures_workers_that_are_never_faster_than_their_chip(tmp_path: Path) -> None:
     out = tmp_path / "run"

@@ -59,7 +59,6 @@ def test_the_real_excerpt_is_like_its_trace() -> None:
 
 
 @pytest.mark.root
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_short_run_counts_a_tenth_of_the_bytes(tmp_path: Path) -> None:
     out = tmp_path / "run"

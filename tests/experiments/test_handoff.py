@@ -116,7 +116,7 @@ def test_copies_to_the_host_and_back_are_the_workers_own() -> None:
 
 
 @pytest.mark.root
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_a_short_run_streams_recomputes_and_counts_every_byte(tmp_path: Path) -> None:
     out = tmp_path / "run"

@@ -90,7 +90,7 @@ def _interrupt_after_one_part(out: Path) -> None:
 
 
 @pytest.mark.root
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_a_short_run_that_was_interrupted_goes_on_and_has_the_published_medians(tmp_path: Path) -> None:
     out = tmp_path / "run"

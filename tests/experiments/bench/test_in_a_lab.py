@@ -47,6 +47,7 @@ def test_a_lab_tells_what_the_stream_cannot_and_its_links_are_in_the_run(
 
 
 @pytest.mark.root
+@pytest.mark.nightly
 def test_runs_know_what_the_links_were_asked_to_do_and_what_was_changed_meanwhile(
     raise_lab: Callable[..., Lab], tmp_path: Path
 ) -> None:

@@ -69,6 +69,7 @@ def test_a_host_sends_and_receives_at_most_the_fabrics_rate(lab: Lab) -> None:
     )
 
 
+@pytest.mark.nightly
 def test_verify_reports_what_each_fabric_gives_and_judges_none(lab: Lab) -> None:
     result = run_pddbed("verify", "--lab", lab.name, "--json")
     found = {fabric["datacenter"]: fabric for fabric in json.loads(result.stdout)["fabrics"]}

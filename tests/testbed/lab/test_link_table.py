@@ -186,6 +186,7 @@ def ask(lab: Lab, prompt: list[int], tokens: int) -> dict[str, Any]:
 
 
 @pytest.mark.root
+@pytest.mark.nightly
 def test_main_decode_stays_when_a_link_becomes_long(lab: Lab) -> None:
     set_link(delay="3s")
     changed = time.monotonic()
@@ -238,6 +239,7 @@ def test_ramps_steps_and_replays_are_told_like_changes_by_hand(lab: Lab, tmp_pat
 
 
 @pytest.mark.root
+@pytest.mark.nightly
 def test_nothing_is_lost_while_kv_fills_a_link_that_became_slow(lab: Lab) -> None:
     set_link(delay="20ms", rate="500kbit", queue="2MiB")
     before = losses(lab)

@@ -88,6 +88,7 @@ def test_three_datacenters_route_over_the_cheapest_links(raise_lab: Callable[...
         assert lab.exec(names[0], "ping", "-n", "-c", "1", "-W", "5", target).returncode == 0
 
 
+@pytest.mark.nightly
 def test_no_small_packet_is_lost_through_a_long_delay(raise_lab: Callable[..., Lab], tmp_path: Path) -> None:
     """600 small requests a second, 1 s one-way: comparable tools drop at a default limit of 1000 packets."""
     file = tmp_path / "long.yaml"

@@ -15,12 +15,16 @@ from testbed.topology.load import load_plan
 from tests.conftest import ROOT, Lab, run_pddbed
 
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("leaves_nothing")]
-FILES = sorted((ROOT / "topologies").glob("*.yaml"))
+SAMPLE = {"two-dc-tiny", "three-dc", "satellite"}  # raised for every commit; the others in the nightly lane
+FILES = [
+    pytest.param(file, id=file.stem, marks=[] if file.stem in SAMPLE else [pytest.mark.nightly])
+    for file in sorted((ROOT / "topologies").glob("*.yaml"))
+]
 MS = 1_000_000
 
 
 @pytest.mark.quiet
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", FILES)
 def test_a_ready_topology_comes_up_and_its_links_verify(raise_lab: Callable[..., Lab], file: Path) -> None:
     lab = raise_lab(file, f"ready-{file.stem}", "--no-workers")
     plan, status = load_plan(file), lab.status()
@@ -34,6 +38,7 @@ def test_a_ready_topology_comes_up_and_its_links_verify(raise_lab: Callable[...,
     assert statistics.median(rtts) == pytest.approx(route.rtt_ns / MS, rel=0.02, abs=1.5)
 
 
+@pytest.mark.nightly
 def test_the_losses_of_transpacific_are_counted_and_shown(raise_lab: Callable[..., Lab]) -> None:
     """As many packets as lose none with a probability of e^-20."""
     lab = raise_lab(ROOT / "topologies" / "transpacific.yaml", "ready-loss", "--no-workers", "--no-verify")

@@ -127,7 +127,7 @@ def test_a_dead_worker_shows_in_status_and_the_client_gets_its_answer_all_the_sa
     assert states["md0"] == ("ready", None)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_smollm2_relayed_across_the_wan_answers_as_one_process_alone(raise_lab: Callable[..., Lab]) -> None:
     assert run_pddbed("model", "get", "smollm2-135m", timeout_s=600).returncode == 0
     loaded = load_model(ModelSpec("smollm2-135m"))

@@ -169,6 +169,7 @@ def test_what_a_few_probes_cannot_tell_is_not_measured(lab: LiedTo) -> None:
         assert "delay" in failed(lab.verify())
 
 
+@pytest.mark.nightly
 def test_the_full_form_finds_small_shares_and_tells_them_apart(lab: LiedTo) -> None:
     lab.set(rate="50mbit", delay="5ms", queue={"bytes": "100000B"})  # the second emulator is no fast one
     with lab.emulator("far router eth0") as emulator:
@@ -265,6 +266,7 @@ def test_a_change_while_it_is_measured_is_named(lab: LiedTo) -> None:
     assert not result["faithful"]
 
 
+@pytest.mark.nightly
 def test_verify_keeps_its_own_load_apart(lab: LiedTo) -> None:
     result = lab.verify(quick=False)
     assert_honest(result)

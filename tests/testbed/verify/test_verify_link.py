@@ -67,10 +67,12 @@ def test_the_full_verification_finds_loss_that_nobody_asked_for(rigged: tuple[Ri
     assert "loss" in failures(verify(rigged, replace(HONEST, loss=BernoulliLoss(0.002)), HONEST, quick=False))
 
 
+@pytest.mark.nightly
 def test_the_full_verification_finds_a_wrong_queue(rigged: tuple[Rig, dict[Any, float]]) -> None:
     assert failures(verify(rigged, replace(HONEST, queue_bytes=350_000), HONEST, quick=False)) == {"queue"}
 
 
+@pytest.mark.nightly
 def test_asked_loss_is_inside_its_interval(rigged: tuple[Rig, dict[Any, float]]) -> None:
     lossy = replace(HONEST, loss=BernoulliLoss(0.01))
     assert failures(verify(rigged, lossy, lossy, quick=False)) == set()
@@ -91,6 +93,7 @@ def test_with_jitter_mean_and_deviation_are_judged(
     assert found <= failures(verify(rigged, replace(asked, **lie), asked, quick=True))
 
 
+@pytest.mark.nightly
 def test_whatever_is_asked_of_the_packets_is_judged_as_such(rigged: tuple[Rig, dict[Any, float]]) -> None:
     everything = replace(HONEST, loss=BernoulliLoss(0.01), duplication=0.02, corruption=0.02, reordering=0.03)
     result = verify(rigged, everything, everything, quick=False)

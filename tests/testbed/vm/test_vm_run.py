@@ -78,6 +78,7 @@ def test_the_command_gets_its_arguments_and_a_small_linux(vm_run: VmRun, tmp_pat
     assert (output / "link").readlink() == Path("below/file")
 
 
+@pytest.mark.nightly
 def test_a_time_out_ends_the_command_and_keeps_what_it_had_written(vm_run: VmRun, tmp_path: Path) -> None:
     began = time.monotonic()
     result = vm_run(
@@ -104,7 +105,14 @@ def test_a_machine_too_large_is_refused_in_qemus_words(vm_run: VmRun) -> None:
     assert b"12XB" in result.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGINT, marks=pytest.mark.nightly),
+        pytest.param(signal.SIGTERM, marks=pytest.mark.nightly),
+        signal.SIGKILL,
+    ],
+)
 def test_ending_the_harness_ends_the_emulator(
     console: Callable[..., subprocess.Popen[str]], tmp_path: Path, number: signal.Signals
 ) -> None:
