@@ -225,10 +225,10 @@ def _unpack(entry: Fetchable, wheel: Path, target: Path, progress: Progress) -> 
 
 
 def _bytes_below(directory: Path) -> int:
+    """Bytes of the files below a directory in which another process makes, moves and removes files and directories."""
     total = 0
-    for path in directory.rglob("*"):
-        try:
-            total += path.stat().st_size if path.is_file() else 0
-        except OSError:  # pip moves files while we look
-            continue
+    for folder, _, names in os.walk(directory):  # unlike Path.rglob, it passes over a directory that has just gone
+        for name in names:
+            with suppress(OSError):
+                total += Path(folder, name).lstat().st_size
     return total

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import pwd
+import shutil
 import subprocess
 import sys
 import threading
@@ -20,7 +21,16 @@ from click.testing import CliRunner
 from tests.conftest import ROOT
 from workers.cli.model import model
 from workers.models import ModelError, ModelSpec, load_model
-from workers.models.fetch import FETCHABLE, Fetchable, fetch, is_whole, model_path, models_dir, verified_path
+from workers.models.fetch import (
+    FETCHABLE,
+    Fetchable,
+    _bytes_below,
+    fetch,
+    is_whole,
+    model_path,
+    models_dir,
+    verified_path,
+)
 
 CONTENT = os.urandom(3_000_000)
 
@@ -145,6 +155,27 @@ def test_what_a_killed_fetch_left_is_swept_by_the_next(cache: Path, index: Path,
     fetch(entry)
     assert files_in(cache) == [".fetch-of-somebody", ".lock", "small.gguf"]
     assert files_in(cache / ".fetch-of-somebody") == ["kept"]
+
+
+def test_the_bytes_so_far_are_counted_while_pip_makes_and_removes_directories(tmp_path: Path) -> None:
+    (tmp_path / "whole").write_bytes(bytes(1000))
+    end = threading.Event()
+
+    def unpack() -> None:
+        while not end.is_set():
+            deep = tmp_path / "pip-unpack" / "pip" / "wheel"
+            deep.mkdir(parents=True)
+            (deep / "part").write_bytes(bytes(10))
+            shutil.rmtree(tmp_path / "pip-unpack")
+
+    pip = threading.Thread(target=unpack)
+    pip.start()
+    try:
+        for _ in range(2000):
+            assert 1000 <= _bytes_below(tmp_path) <= 1010
+    finally:
+        end.set()
+        pip.join()
 
 
 def test_two_fetches_at_once_download_once(cache: Path, index: Path, entry: Fetchable) -> None:
