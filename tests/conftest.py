@@ -30,7 +30,11 @@ settings.register_profile(
 settings.load_profile("patient")
 
 
+@pytest.hookimpl(tryfirst=True)  # before those of other lanes are deselected
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # The files that take longest go first, so that at the end nothing waits for one of them alone.
+    long = {item.path for item in items if item.get_closest_marker("nightly")}
+    items.sort(key=lambda item: (not item.get_closest_marker("vm"), item.path not in long))
     if os.geteuid() == 0:
         return
     skip = pytest.mark.skip(reason="needs root: it makes namespaces and TUN devices with real-time priority")

@@ -1,6 +1,8 @@
 """However the work is cut up, the KV and the answer are the same: the ground that hand-over stands on."""
 
+from collections.abc import Iterable
 from itertools import product
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,15 @@ ANSWER = 16
 
 MODELS = ["tiny", "tiny_mla", "smollm2"]
 EVERY = list(product(MODELS, LENGTHS))
+SAMPLE = {("smollm2", 1), ("smollm2", 17, 7), ("smollm2", 16)}  # of smollm2's cases, those that each commit runs
+
+
+def cases(every: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """The built-in models' for every commit; smollm2's, which take long, in the nightly lane but for a sample."""
+    return [
+        pytest.param(*case, marks=[pytest.mark.nightly] if case[0] == "smollm2" and case not in SAMPLE else [])
+        for case in every
+    ]
 
 
 @pytest.fixture
@@ -47,7 +58,7 @@ def assert_same(loaded: LoadedModel, length: int, stand: Stand) -> None:
     assert difference <= KV_TOLERANCE
 
 
-@pytest.mark.parametrize(("loaded", "length"), EVERY[: 2 * len(LENGTHS) + 1], indirect=["loaded"])
+@pytest.mark.parametrize(("loaded", "length"), cases(EVERY[: 2 * len(LENGTHS) + 1]), indirect=["loaded"])
 def test_generate_is_the_same_as_stepping_by_hand(loaded: LoadedModel, length: int) -> None:
     sampling = Sampling(max_tokens=ANSWER, ignore_eos=True)
     assert generate(loaded, prompt(loaded, length), sampling) == control(loaded, length)[1]
@@ -57,7 +68,7 @@ def test_generate_is_the_same_as_stepping_by_hand(loaded: LoadedModel, length: i
 CHUNKS = [(*case, chunk) for case in EVERY for chunk in (1, 7, 64) if case != ("smollm2", 500) or chunk == 64]
 
 
-@pytest.mark.parametrize(("loaded", "length", "chunk"), CHUNKS, indirect=["loaded"])
+@pytest.mark.parametrize(("loaded", "length", "chunk"), cases(CHUNKS), indirect=["loaded"])
 def test_prefill_in_chunks_equals_prefill_in_one_go(loaded: LoadedModel, length: int, chunk: int) -> None:
     stand = Stand(loaded)
     sequence = stand.admit(prompt(loaded, length), max_tokens=ANSWER)
@@ -66,7 +77,7 @@ def test_prefill_in_chunks_equals_prefill_in_one_go(loaded: LoadedModel, length:
     assert_same(loaded, length, stand)
 
 
-@pytest.mark.parametrize("loaded", MODELS, indirect=True)
+@pytest.mark.parametrize("loaded", cases([(name,) for name in MODELS]), indirect=True)
 def test_the_end_of_a_long_prompt_token_by_token_equals_one_go(loaded: LoadedModel) -> None:
     stand = Stand(loaded)
     sequence = stand.admit(prompt(loaded, 500), max_tokens=ANSWER)
@@ -77,7 +88,7 @@ def test_the_end_of_a_long_prompt_token_by_token_equals_one_go(loaded: LoadedMod
 
 
 @pytest.mark.parametrize("known", [1, 9, ANSWER - 1])
-@pytest.mark.parametrize(("loaded", "length"), EVERY, indirect=["loaded"])
+@pytest.mark.parametrize(("loaded", "length"), cases(EVERY), indirect=["loaded"])
 def test_extending_known_answer_tokens_equals_having_decoded_them(loaded: LoadedModel, length: int, known: int) -> None:
     """What the main decode does at the hand-over: prompt KV from elsewhere, token ids extended in one step."""
     reference, answer = control(loaded, length)
@@ -94,7 +105,7 @@ def test_extending_known_answer_tokens_equals_having_decoded_them(loaded: Loaded
     assert_same(loaded, length, stand)
 
 
-@pytest.mark.parametrize("loaded", MODELS, indirect=True)
+@pytest.mark.parametrize("loaded", cases([(name,) for name in MODELS]), indirect=True)
 def test_a_sequence_in_a_batch_of_sixteen_answers_as_it_does_alone(loaded: LoadedModel) -> None:
     lengths = [*LENGTHS[:4], 33, 64, 100, 48, 2, 3, 31, 32, 80, 5, 77, 128]
     builtin = loaded.config.name in BUILT_IN

@@ -35,5 +35,6 @@ def test_every_block_of_a_built_in_model_matters(name: str, length: int, seed: i
     assert blocks_without_effect(loaded, prompt(loaded, length), max_tokens=32) == []
 
 
+@pytest.mark.nightly
 def test_every_block_of_a_page_of_prose_matters_to_smollm2(smollm2: LoadedModel) -> None:
     assert blocks_without_effect(smollm2, prompt(smollm2, 150), max_tokens=48) == []
