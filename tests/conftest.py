@@ -111,7 +111,8 @@ def traces_of_labs() -> dict[str, set[str]]:
         "PID namespaces": _namespaces("pid"),  # every process of a lab but its guardian lives in the lab's own
         "network namespaces": _namespaces("net"),
         "mounts": {line for line in Path("/proc/self/mountinfo").read_text().splitlines() if "pddbed" in line},
-        "cgroups": {str(path) for path in Path("/sys/fs/cgroup").glob("**/pddbed/*") if path.is_dir()},
+        # cgroups are the machine's: those of tests that run beside these are theirs
+        "cgroups": {str(path) for name in _named for path in Path("/sys/fs/cgroup").glob(f"**/pddbed/lab-{name}")},
         "records": {str(path) for path in Path("/run/pddbed").glob("*") if path.is_dir()},
     }
 

@@ -50,7 +50,7 @@ async def eventually(condition: Callable[[], bool], within_s: float, what: str) 
 class Relay:
     """A real TCP relay in front of a port: limits the rate, pauses, spoils or cuts what goes through.
 
-    `rate_bytes_per_s` and `paused` act on what the dialler sends; `spoil_at` flips one bit of that byte (counted over
+    `rate_bytes_per_s` and `pause` act on what the dialler sends; `spoil_at` flips one bit of that byte (counted over
     the connection) on every connection made after it was set. `back_bytes_per_s` acts on what it is answered, `held` on
     what the dialler of that port sends.
     """
@@ -63,6 +63,7 @@ class Relay:
         self._server: asyncio.Server | None = None
         self._flowing = asyncio.Event()
         self._flowing.set()
+        self._both_ways = False
         self.rate_bytes_per_s: float | None = None
         self.back_bytes_per_s: float | None = None
         self.held: int | None = None
@@ -88,7 +89,9 @@ class Relay:
     def aim(self, port: int) -> None:
         self._target_port = port
 
-    def pause(self) -> None:
+    def pause(self, both_ways: bool = False) -> None:
+        """Hold what the dialler sends, until `resume`; with `both_ways` also what it is answered, an end among it."""
+        self._both_ways = both_ways
         self._flowing.clear()
 
     def resume(self) -> None:
@@ -139,8 +142,12 @@ class Relay:
                     data = bytes(spoilt)
                 self.forwarded += len(data)
             carried += len(data)
+            if self._both_ways:
+                await self._flowing.wait()
             writer.write(data)
             await writer.drain()
+        if self._both_ways:
+            await self._flowing.wait()
         writer.close()
 
 

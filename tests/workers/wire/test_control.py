@@ -32,7 +32,7 @@ def test_a_silent_peer_is_lost_after_its_deadline_and_posting_to_it_says_so() ->
         rld0, md0 = End("rld0", "relay-decode"), End("md0", "main-decode")
         async with Relay(md0.port) as relay, md0.connect(rld0), rld0.connect(md0, md0=relay.port):
             await rld0.peers.wait_connected(["md0"], 3)
-            relay.pause()  # half-open: the connection stands, nothing comes through
+            relay.pause(both_ways=True)  # half-open: the connection stands, nothing comes through
             took = await eventually(lambda: rld0.lost != [], 4, "rld0 gives md0 up")
             assert 0.9 < took < 2.5
             assert "silent" in rld0.lost[0]
