@@ -1,16 +1,35 @@
-"""What `pddbed bench` is asked for: from its options to the requests of a load, and when each is due. Reads traces."""
+"""Options of `pddbed bench`, and what follows from them: the requests of a load, and when each is due. Reads traces.
+
+Arrivals at a rate are `vllm bench serve`'s: gaps are gamma distributed with shape `burstiness` (1: a Poisson process;
+below, burstier; above, more even), then stretched so that the last request leaves after exactly num / rate seconds.
+Given how many arrive in a time, a Poisson process' arrivals are distributed just so.
+"""
 
 import math
-from collections.abc import Mapping
+import random
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
-from experiments.bench import arrivals
-from experiments.bench.load import Load, LoadError, altered, check_fits, divided, left_out, with_output
-from experiments.bench.load import kept as kept_of
+from experiments.bench.load import Load, LoadError, altered, check_fits, divided, kept, left_out, with_output
 from experiments.bench.synthetic import Synthetic
 from experiments.traces.read import read_trace
-from experiments.traces.trace import Trace
+from experiments.traces.trace import Request, Trace
+
+
+def of_trace(requests: Sequence[Request], speedup: float = 1.0) -> list[int]:
+    """Nanoseconds after the first request, `speedup` times as fast as in the trace."""
+    begin_ns = min((request.time_ns for request in requests), default=0)
+    return [round((request.time_ns - begin_ns) / speedup) for request in requests]
+
+
+def at_rate(count: int, per_s: float, burstiness: float, seed: int) -> list[int]:
+    """Nanoseconds after the beginning of each of `count` requests, the same for a seed everywhere."""
+    source = random.Random(f"arrivals {seed}")
+    times = list(accumulate(source.gammavariate(burstiness, 1 / burstiness) for _ in range(count)))
+    whole = times[-1] if times and times[-1] > 0 else 1.0
+    return [round(time / whole * count / per_s * 1e9) for time in times]
 
 
 @dataclass(frozen=True)
@@ -60,7 +79,7 @@ class Asked:
             smaller = trace if self.divide is None else divided(trace, self.divide)
             source = with_output(smaller, self.output_len)
             limits = self.max_input, self.num, context if self.only_fitting else None
-            taken = kept_of(source, *limits)
+            taken = kept(source, *limits)
             before = dict(zip(map(id, source.requests), trace.requests, strict=True))
             originals = [before[id(request)] for request in taken.requests]
             changed = left_out(source, taken.requests, *limits) | altered(originals, self.divide or 1, self.output_len)
@@ -86,10 +105,10 @@ class Asked:
         """When each request behind the first ones is due."""
         requests = trace.requests[first:]
         if self.rate is None and self.source is not None:
-            return arrivals.of_trace(requests, self.speedup or 1.0)
+            return of_trace(requests, self.speedup or 1.0)
         if self.rate is None or math.isinf(self.rate):
             return [None] * len(requests)
-        return arrivals.at_rate(len(requests), self.rate, self.burstiness or 1.0, self.seed)
+        return at_rate(len(requests), self.rate, self.burstiness or 1.0, self.seed)
 
     @property
     def request_rate(self) -> float | str:

@@ -9,13 +9,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.bench.bodies import WARM_UP_TOKENS, Bodies
-from experiments.bench.client import LOST, Api, ApiError
-from experiments.bench.drive import Drive, Driven
+from experiments.bench.client import LOST, WARM_UP_TOKENS, Api, ApiError, Bodies
 from experiments.bench.load import Planned
 from experiments.bench.outcome import Outcome, merge
 from experiments.bench.progress import BenchProgress
-from experiments.framework.records import LabRecords
+from experiments.bench.sender import Sender, SendResult
+from experiments.framework.requests import LabRecords
 from experiments.traces.trace import Request
 
 WARM_UP_AT_ONCE = 4
@@ -58,11 +57,11 @@ async def run(api: Api, plan: Plan, progress: BenchProgress, records: LabRecords
     async def still_there(outcome: Outcome) -> bool:
         return outcome.reason not in LOST or await api.is_there()
 
-    drive = Drive(plan.load, send, still_there, progress, plan.concurrency)
+    sender = Sender(plan.load, send, still_there, progress, plan.concurrency)
     progress.begin()
-    with _stopping(drive):
-        driven = await drive.run()
-    return _gathered(driven, progress, records)
+    with _stopping(sender):
+        sent = await sender.run()
+    return _gathered(sent, progress, records)
 
 
 async def _warm_up(api: Api, plan: Plan, progress: BenchProgress) -> None:
@@ -87,13 +86,13 @@ async def _must(api: Api, body: bytes, tokens: int) -> None:
 
 
 @contextmanager
-def _stopping(drive: Drive) -> Iterator[None]:
+def _stopping(sender: Sender) -> Iterator[None]:
     """The first Ctrl-C keeps what is done; the second is as elsewhere."""
     loop = asyncio.get_running_loop()
     caught = (signal.SIGINT, signal.SIGTERM)
 
     def stop() -> None:
-        drive.stop("interrupted")
+        sender.stop("interrupted")
         release()
 
     def release() -> None:
@@ -109,15 +108,15 @@ def _stopping(drive: Drive) -> Iterator[None]:
         release()
 
 
-def _gathered(driven: Driven, progress: BenchProgress, records: LabRecords | None) -> Result:
-    rows = [outcome.row(driven.begin_ns) for outcome in driven.outcomes]
-    noted = {outcome.request_id: outcome.record for outcome in driven.outcomes if outcome.record is not None}
+def _gathered(sent: SendResult, progress: BenchProgress, records: LabRecords | None) -> Result:
+    rows = [outcome.row(sent.begin_ns) for outcome in sent.outcomes]
+    noted = {outcome.request_id: outcome.record for outcome in sent.outcomes if outcome.record is not None}
     unrecorded = 0
     if records is not None:
-        wanted = [outcome.request_id for outcome in driven.outcomes if outcome.success]
+        wanted = [outcome.request_id for outcome in sent.outcomes if outcome.success]
         written: dict[str, dict[str, Any]] = {}
         with suppress(KeyboardInterrupt):
-            patience = {"patience_s": 2.0} if driven.why else {}
+            patience = {"patience_s": 2.0} if sent.why else {}
             written = records.gather(
                 wanted,
                 lambda missing: progress.step(f"waiting for the lab's records of {missing} requests"),
@@ -130,10 +129,10 @@ def _gathered(driven: Driven, progress: BenchProgress, records: LabRecords | Non
             merge(row, record)
     return Result(
         rows,
-        max(0, driven.end_ns - driven.begin_ns) / 1e9,
-        driven.under_way,
-        driven.not_sent,
-        driven.why,
+        max(0, sent.end_ns - sent.begin_ns) / 1e9,
+        sent.under_way,
+        sent.not_sent,
+        sent.why,
         unrecorded,
         0 if records is None else records.damaged,
     )

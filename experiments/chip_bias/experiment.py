@@ -7,13 +7,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from experiments.chip_bias.rows import AT_ONCE, CHIPS, parts
-from experiments.chip_bias.session import open_session
-from experiments.framework.bytes_check import bytes_figure
-from experiments.framework.experiment import Evaluation, Experiment, Options, Part, PartResult, Session
+from experiments.chip_bias.runs import AT_ONCE, CHIPS, open_session, parts
+from experiments.framework.base import Evaluation, Experiment, Options, Part, PartResult, Session
+from experiments.framework.checks import bytes_figure, late_steps_figure
 from experiments.framework.figures import Figure, within
 from experiments.framework.lab import ExperimentLab
-from experiments.framework.pace_check import late_steps_figure
 from experiments.report.charts import Chart, Series
 from testbed.topology import load_plan
 from testbed.topology.load import plan_from_text

@@ -25,8 +25,8 @@ from testbed.cli.options import json_option, lab_errors, lab_option, print_json
 from testbed.cli.output import echo, harmless
 
 if TYPE_CHECKING:
+    from experiments.bench.measurement import Done
     from experiments.bench.options import Asked
-    from experiments.bench.session import Done
 
 
 @click.command(cls=BenchCommand)
@@ -147,8 +147,8 @@ def bench(
     """
     from experiments.bench.client import ApiError
     from experiments.bench.load import LoadError
-    from experiments.bench.session import Session
-    from experiments.framework.errors import ExperimentError
+    from experiments.bench.measurement import Measurement
+    from experiments.framework.base import ExperimentError
     from experiments.traces import TraceError
 
     asked = asked_of(source, **options)
@@ -156,8 +156,8 @@ def bench(
         raise click.UsageError("--api names another server than a lab's; leave --lab or --api out")
     command = " ".join(["pddbed bench", *map(shlex.quote, sys.argv[2:])])
     try:
-        session = Session.of_lab(lab, asked) if api is None else Session.of_server(api, asked)
-        done = session.run(out, verify=verify, command=command, quiet=as_json)
+        measurement = Measurement.of_lab(lab, asked) if api is None else Measurement.of_server(api, asked)
+        done = measurement.run(out, verify=verify, command=command, quiet=as_json)
     except (ApiError, ExperimentError, LoadError, TraceError) as error:
         raise CommandError(str(error)) from None
     except KeyboardInterrupt:

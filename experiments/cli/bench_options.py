@@ -61,7 +61,7 @@ def rate(_ctx: click.Context, _param: click.Parameter, text: str | None) -> floa
 
 
 def limits(_ctx: click.Context, _param: click.Parameter, texts: tuple[str, ...]) -> dict[str, float]:
-    from experiments.bench.goodput import parse
+    from experiments.bench.metrics import parse
 
     try:
         return parse(texts)

@@ -39,8 +39,8 @@ def compare(directories: tuple[Path, ...], out: Path | None, as_json: bool) -> N
 
     The command evaluates the records again and leaves the directories as they are.
     """
+    from experiments.framework.base import ExperimentError
     from experiments.framework.directory import write_whole
-    from experiments.framework.errors import ExperimentError
     from experiments.report.page import comparison
 
     try:
@@ -59,8 +59,8 @@ def compare(directories: tuple[Path, ...], out: Path | None, as_json: bool) -> N
 
 def _read(directories: Sequence[Path]) -> "list[Compared]":
     """Raises ExperimentError."""
+    from experiments.framework.base import ExperimentError
     from experiments.framework.directory import RunDirectory
-    from experiments.framework.errors import ExperimentError
     from experiments.framework.runner import evaluated
     from experiments.report.compare import Compared, common
 

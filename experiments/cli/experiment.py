@@ -1,4 +1,4 @@
-"""`pddbed experiment list|run|fit`: the published figures, reproduced."""
+"""`pddbed experiment list|run|fit`: the published figures, reproduced; `pddbed report`: a run's report made anew."""
 
 import signal
 import sys
@@ -13,7 +13,7 @@ from testbed.cli.options import json_option, print_json, table_console
 from testbed.cli.output import echo
 
 if TYPE_CHECKING:
-    from experiments.framework.experiment import Evaluation
+    from experiments.framework.base import Evaluation
 
 
 def _known(_ctx: click.Context, _param: click.Parameter, name: str) -> str:
@@ -71,8 +71,7 @@ def run(
     name: str, quick: bool, seeds: int | None, out: Path | None, source: Path | None, wan_driver: str, as_json: bool
 ) -> None:
     """Run an experiment in a lab of its own and report. Exit status 1 when a figure is missed or the run unfaithful."""
-    from experiments.framework.errors import ExperimentError
-    from experiments.framework.experiment import Options
+    from experiments.framework.base import ExperimentError, Options
     from experiments.framework.registry import find
     from experiments.framework.runner import run as run_experiment
 
@@ -98,7 +97,7 @@ def fit(name: str) -> None:
     The parameters of skew come from transfers in a lab, those of handoff from arithmetic, those of ttft from the
     simulator.
     """
-    from experiments.framework.errors import ExperimentError
+    from experiments.framework.base import ExperimentError
     from experiments.framework.registry import refit
 
     try:
@@ -155,3 +154,18 @@ def _table(evaluation: "Evaluation") -> Any:
             figure.label,
         )
     return table
+
+
+@click.command()
+@click.argument("directory", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
+@json_option
+def report(directory: Path, as_json: bool) -> None:
+    """Evaluate a run's records again: table, summary.json, report.html and timeline.json. Exit status as of the run."""
+    from experiments.framework.base import ExperimentError
+    from experiments.framework.runner import report as make_report
+
+    try:
+        evaluation = make_report(directory)
+    except ExperimentError as error:
+        raise CommandError(str(error)) from None
+    sys.exit(show(directory, evaluation, as_json))

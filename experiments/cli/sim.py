@@ -65,9 +65,8 @@ def sim(
     """
     from dataclasses import asdict
 
-    from experiments.sim.deployment import BadDeployment, Deployment
+    from experiments.sim.deployment import VARIANTS, BadDeployment, Deployment
     from experiments.sim.simulator import simulate
-    from experiments.sim.variants import VARIANTS
     from experiments.sim.workload import LEFT_OUT, left_out
     from experiments.ttft.fit import Fit
 

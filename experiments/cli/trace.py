@@ -101,7 +101,7 @@ def make(file: Path, distribution: str, rate: float, force: bool, **options: Any
     """
     from experiments.traces import TraceError
     from experiments.traces.generate import Recipe, generate
-    from experiments.traces.write import write_trace
+    from experiments.traces.mooncake import write_trace
 
     _refuse_existing(file, force)
     if options["prompt_tokens"] < options["block_tokens"]:
@@ -128,7 +128,7 @@ def make(file: Path, distribution: str, rate: float, force: bool, **options: Any
 def convert(file: Path, out: Path, form: str, block_tokens: int | None, force: bool) -> None:
     """Rewrite a trace of any format as Mooncake-style JSONL (gzipped where OUT ends in .gz)."""
     from experiments.traces import TraceError
-    from experiments.traces.write import write_trace
+    from experiments.traces.mooncake import write_trace
 
     found = _read(file, form, block_tokens)
     _refuse_existing(out, force)

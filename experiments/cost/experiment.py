@@ -2,20 +2,74 @@
 
 The publication says neither how many nodes it had nor what they cost, so its figures are not judged: reported is where
 they could lie.
+
+Two clusters serve requests under one SLA: a homogeneous one of N nodes of kind A, a share of them decoding, and PDD's.
+This one serves GOODPUT times as many requests with as many times the prefill nodes; decode work grows as well, the
+relay's share of it on nodes of kind A, the rest on kind E, which decodes 2.1 times as fast. Costs are in nodes A.
 """
 
-from collections.abc import Mapping
-from dataclasses import replace
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from experiments.cost import charts
-from experiments.cost.capacity import Load, sla_rps
-from experiments.cost.model import BCR, COST_HIGH, COST_LOW, GOODPUT, RELAY_SHARE, cluster, feasible
-from experiments.framework.experiment import Computation, Evaluation, Options, Part, PartResult, Progress
+from experiments.cost.runs import Load, sla_rps
+from experiments.framework.base import Computation, Evaluation, Options, Part, PartResult, Progress
 from experiments.framework.figures import Figure
+from experiments.report.charts import Chart, Mark, Series
 from experiments.sim.outcome import SLA_P90_S, SLA_P99_S
 from experiments.ttft.fit import TOPOLOGY, Fit, as_json
+
+GOODPUT = 1.278
+COST_LOW, COST_HIGH = 1 - 0.071, 1 - 0.035  # over the homogeneous cluster's
+BCR = 1.375
+RELAY_SHARE = 0.062
+CHIP_E_DECODE = 2.10
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """PDD's cluster in the place of `nodes` of kind A, `decode_share` of which decode; `price` is that of a node E."""
+
+    nodes: int
+    decode_share: float
+    prefill: int
+    relays: int
+    chips: int
+
+    def price(self, cost: float) -> float:
+        """What a node of kind E may cost, in nodes of kind A, for the whole to cost `cost` times the other cluster."""
+        return (cost * self.nodes - self.prefill - self.relays) / self.chips
+
+    def cost(self, price: float) -> float:
+        """Over the homogeneous cluster's."""
+        return (self.prefill + self.relays + price * self.chips) / self.nodes
+
+
+def cluster(nodes: int, decode_share: float, relays: int, prefill_for: Callable[[int], int] | None = None) -> Cluster:
+    """At least `relays` relays: one alone would be a single point of failure.
+
+    `prefill_for`: prefill nodes of PDD that serve GOODPUT times what so many of the homogeneous cluster do; left out:
+    in proportion.
+    """
+    decode = max(1, round(nodes * decode_share))
+    prefill = max(1, nodes - decode)
+    more = prefill_for(prefill) if prefill_for is not None else math.ceil(prefill * GOODPUT - 1e-9)
+    work = decode * GOODPUT
+    return Cluster(
+        nodes,
+        decode_share,
+        more,
+        max(relays, math.ceil(work * RELAY_SHARE - 1e-9)),
+        math.ceil(work * (1 - RELAY_SHARE) / CHIP_E_DECODE - 1e-9),
+    )
+
+
+def feasible(of: Cluster, cost: float) -> bool:
+    """Whether a node of kind E could have that price: above nothing and no dearer than one of kind A."""
+    return 0 < of.price(cost) <= 1
+
 
 POLICIES = ("pdd", "idc-pd", "cdc-pd")
 NODES, QUICK_NODES = (3, 6, 12), (3,)
@@ -81,7 +135,7 @@ class Cost(Computation):
         rates = _rates(results)
         figures = [*_capacity(parameters, rates), *_prices(), *_published()]
         summary = {f"sla_rps_{key}_{nodes}_nodes": value for (nodes, key), value in rates.items()}
-        made = [charts.price_chart(COST_LOW), charts.price_chart(COST_HIGH), charts.edge_chart(results)]
+        made = [price_chart(COST_LOW), price_chart(COST_HIGH), edge_chart(results)]
         return Evaluation(figures, made, _notes(parameters), summary)
 
 
@@ -154,3 +208,52 @@ def _notes(parameters: Mapping[str, Any]) -> list[str]:
         f"{parameters['least_relays']}, and nodes E for the rest at 2.1 times the speed. Prices above 1: the saving "
         "would be larger than published even if E cost as much as A; below 0: no price is low enough.",
     ]
+
+
+CHART_NODES = range(8, 200, 4)
+CHART_SHARES = (0.4, 0.45, 0.5, 0.55, 0.6)
+CHART_PRICES = (-0.5, 1.5)
+
+
+def price_chart(cost: float) -> Chart:
+    """Price of E over cluster size, a line a decode share. What is below 0 or far above 1 is left out."""
+    series = []
+    for share in CHART_SHARES:
+        points = [(float(nodes), cluster(nodes, share, LEAST_RELAYS).price(cost)) for nodes in CHART_NODES]
+        series.append(
+            Series(f"{share:.0%} decode", [at for at in points if CHART_PRICES[0] <= at[1] <= CHART_PRICES[1]])
+        )
+    marks = [Mark(1.0, "E as dear as A", horizontal=True), Mark(0.0, "E for nothing", horizontal=True)]
+    return Chart(
+        f"What E may cost for the cluster to cost {1 - cost:.1%} less",
+        "nodes of the homogeneous cluster",
+        "price of a node E, in nodes A",
+        series,
+        marks,
+        caption="Between the marks the published cost and goodput are possible together. With a quarter of the nodes "
+        "decoding they are not, whatever E costs; with three quarters they would be exceeded.",
+    )
+
+
+def edge_chart(results: Mapping[str, tuple[Part, PartResult]]) -> Chart:
+    """P90 over rate, of the first seed and most nodes there are."""
+    chosen = [result for part, result in results.values() if part.seed == 1]
+    nodes = max((int(result.facts["nodes"]) for result in chosen), default=0)
+    rows = [row for result in chosen if result.facts["nodes"] == nodes for row in result.records]
+    series = []
+    for policy in ("pdd", "idc-pd", "cdc-pd"):
+        points = sorted(
+            (row["rate_per_s"], row["p90_s"])
+            for row in rows
+            if row["policy"] == policy and row["prefill_speed"] == 1 and row["p90_s"] < 3 * SLA_P90_S
+        )
+        series.append(Series(policy, points))
+    return Chart(
+        f"The SLA's edge, {nodes} prefill nodes",
+        "requests a second",
+        "s to the first token, P90",
+        series,
+        [Mark(SLA_P90_S, f"SLA: {SLA_P90_S:.0f} s", horizontal=True)],
+        caption="Simulated at the rates that the bisection tried. P90 is close to the SLA at any rate, so the highest "
+        "rate that meets it moves a lot with little.",
+    )

@@ -7,10 +7,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from experiments.delta.session import open_session
-from experiments.delta.workloads import SCALE, excerpt, parts, recipe, trace_file
-from experiments.framework.bytes_check import bytes_figure
-from experiments.framework.experiment import Evaluation, Experiment, Options, Part, PartResult, Session
+from experiments.delta.runs import SCALE, excerpt, open_session, parts, recipe, trace_file
+from experiments.framework.base import Evaluation, Experiment, Options, Part, PartResult, Session
+from experiments.framework.checks import bytes_figure
 from experiments.framework.figures import Figure
 from experiments.framework.lab import ExperimentLab
 from experiments.report.charts import Chart, Series, cdf

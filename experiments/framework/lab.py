@@ -14,9 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
-from experiments.framework.errors import ExperimentError
-from experiments.framework.link_watch import LinkWatch
-from experiments.framework.settings import SettingsWatch
+from experiments.framework.base import ExperimentError
+from experiments.framework.links import LinkWatch, SettingsWatch
 from testbed.capture.counters import CounterReader
 from testbed.interpreter import environment, program
 from testbed.lab import start

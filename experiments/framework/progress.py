@@ -6,7 +6,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from experiments.framework.experiment import Part
+from experiments.framework.base import Part
 from testbed.cli.output import echo
 
 if TYPE_CHECKING:

@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterator
 from importlib import import_module
 
-from experiments.framework.errors import ExperimentError
-from experiments.framework.experiment import Experiment, Reported
+from experiments.framework.base import Experiment, ExperimentError, Reported
 
 # name -> (module:class, the claim in a line)
 EXPERIMENTS = {
@@ -31,7 +30,7 @@ EXPERIMENTS = {
 
 # name -> what finds its free parameters anew, writes them and yields what changed, in words
 REFITS = {
-    "skew": "experiments.skew.refit:refit_live",
+    "skew": "experiments.skew.runs:refit_live",
     "handoff": "experiments.handoff.fit:refit_by_arithmetic",
     "ttft": "experiments.ttft.fit:refit_by_simulation",
 }
@@ -57,5 +56,5 @@ def find(name: str) -> Experiment:
 def find_reported(name: str) -> Reported:
     """Whose records a run's directory holds: an experiment's, or those of `pddbed bench`. Raises ExperimentError."""
     if name == "bench":
-        return import_module("experiments.bench.experiment").Bench()  # type: ignore[no-any-return]
+        return import_module("experiments.bench.report").Bench()  # type: ignore[no-any-return]
     return find(name)

@@ -10,15 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from experiments.framework import machine
-from experiments.framework.directory import RunDirectory, write_json, write_whole
-from experiments.framework.errors import ExperimentError
-from experiments.framework.experiment import Computation, Evaluation, Experiment, Options, Part, PartResult
+from experiments.framework.base import Computation, Evaluation, Experiment, ExperimentError, Options, Part, PartResult
+from experiments.framework.directory import RunDirectory, take_over, write_json, write_whole
 from experiments.framework.figures import Figure
 from experiments.framework.lab import ExperimentLab
+from experiments.framework.links import reasons_of as changed_by_hand
 from experiments.framework.progress import RunProgress
 from experiments.framework.registry import find_reported
-from experiments.framework.reuse import take_over
-from experiments.framework.settings import reasons_of as changed_by_hand
 from experiments.report.charts import Chart, svg
 
 VERIFY_AGAIN = 2  # times; the verification after the run covers the lab's whole life and is not repeated

@@ -7,14 +7,13 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
-from experiments.framework.bytes_check import bytes_figure
-from experiments.framework.experiment import Evaluation, Experiment, Options, Part, PartResult, Session
+from experiments.framework.base import Evaluation, Experiment, Options, Part, PartResult, Session
+from experiments.framework.checks import bytes_figure
 from experiments.framework.figures import Figure, percentile, within
 from experiments.framework.lab import ExperimentLab
 from experiments.handoff import fit as published
 from experiments.handoff.fit import TOKENS, Fit
-from experiments.handoff.rows import SMOLLM2, parts
-from experiments.handoff.session import open_session
+from experiments.handoff.runs import SMOLLM2, open_session, parts
 from experiments.report.charts import Chart, Mark, Series, cdf
 from workers.models.fetch import FETCHABLE, model_path
 

@@ -2,17 +2,66 @@
 
 The peak is a transfer that falls into a burst altogether: it fixes the low rate. Mean and standard deviation fix how
 long bursts and pauses are, for the bytes given. All of it is arithmetic on the fluid model; nothing is measured.
+
+The congestion is free bandwidth that is high, and low in bursts; times in both states are exponentially distributed.
+The fluid model is of a queue that never runs empty: a transfer's bytes leave at whatever rate is free.
 """
 
+import bisect
 import json
+import random
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
 from experiments.framework.directory import write_whole
-from experiments.handoff.congestion import Congestion, drain_s
+
+LEAST_S = 0.02  # of a state: shorter ones say more about the player than about the link
+Levels = Sequence[tuple[float, float]]  # (seconds since the beginning, bits a second), ascending
+
+
+@dataclass(frozen=True, slots=True)
+class Congestion:
+    """Bursts of `burst_ms` and pauses of `pause_ms`, in the mean."""
+
+    high_bps: float
+    low_bps: float
+    burst_ms: float
+    pause_ms: float
+
+    def levels(self, seconds: float, seed: int) -> list[tuple[float, float]]:
+        """The rate over time, for at least so long."""
+        source = random.Random(f"congestion {seed}")
+        at, low = 0.0, False
+        made = []
+        while at < seconds:
+            made.append((at, self.low_bps if low else self.high_bps))
+            at += max(LEAST_S, source.expovariate(1000 / (self.burst_ms if low else self.pause_ms)))
+            low = not low
+        return made
+
+
+def as_csv(levels: Levels) -> str:
+    """As `pddbed wan play` reads it."""
+    rows = [f"{at:.6f},{rate / 1e6:.6f}" for at, rate in levels]
+    return "\n".join(["time:s,rate:mbit", *rows]) + "\n"
+
+
+def drain_s(levels: Levels, start_s: float, bits: float) -> float:
+    """How long `bits` take from `start_s` on; the last level goes on for ever."""
+    index = bisect.bisect_right(levels, (start_s, float("inf"))) - 1
+    at = start_s
+    while index + 1 < len(levels):
+        end, rate = levels[index + 1][0], levels[index][1]
+        if (end - at) * rate >= bits:
+            return at + bits / rate - start_s
+        bits -= (end - at) * rate
+        at = end
+        index += 1
+    return at + bits / levels[index][1] - start_s
+
 
 FIT_FILE = Path(__file__).parent / "fit.json"
 TOKENS = 100

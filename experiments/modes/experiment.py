@@ -8,12 +8,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from experiments.framework.bytes_check import bytes_figure, check_bytes
-from experiments.framework.experiment import Evaluation, Experiment, Options, Part, PartResult, Progress, Session
+from experiments.framework.base import Evaluation, Experiment, Options, Part, PartResult, Progress, Session
+from experiments.framework.checks import PaceSince, bytes_figure, check_bytes, late_steps_figure
 from experiments.framework.figures import Figure, percentile
 from experiments.framework.lab import ExperimentLab
-from experiments.framework.pace_check import PaceSince, late_steps_figure
-from experiments.framework.serving import Client
+from experiments.framework.requests import Client
 from experiments.report.charts import Chart, Series
 
 TOPOLOGY = Path(__file__).resolve().parents[2] / "topologies" / "modes.yaml"

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from experiments.framework.experiment import Evaluation
+from experiments.framework.base import Evaluation
 from experiments.framework.figures import Figure
-from experiments.framework.settings import changes_of, settings_of
+from experiments.framework.links import changes_of, settings_of
 from experiments.report.charts import Chart
 
 

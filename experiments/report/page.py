@@ -11,9 +11,9 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from experiments.framework.experiment import Evaluation
+from experiments.framework.base import Evaluation
 from experiments.framework.figures import Figure
-from experiments.framework.settings import changes_of, settings_of
+from experiments.framework.links import changes_of, settings_of
 from experiments.report.charts import Chart, Series
 from experiments.report.charts import figure as drawn_figure
 from experiments.report.compare import Change, Compared, change, differences, keys, left_out, overlaid

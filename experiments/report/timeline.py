@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.framework.experiment import Part, PartResult
+from experiments.framework.base import Part, PartResult
 
 
 def timeline(results: Mapping[str, tuple[Part, PartResult]]) -> dict[str, Any]:

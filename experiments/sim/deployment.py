@@ -1,10 +1,35 @@
-"""What is simulated: nodes, speeds, links, and how requests are served. Immutable; `--set key=value` changes one."""
+"""Deployment to simulate: nodes, speeds, links, and the variants of serving to compare. Immutable values."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 from workers.policy import BUSY_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """`chunked`: KV leaves while prefill computes, not after. `end_on_rld`: what ends on the relay goes no further."""
+
+    name: str
+    policy: str
+    chunked: bool = False
+    end_on_rld: bool = False
+
+
+VARIANTS = {
+    variant.name: variant
+    for variant in (
+        Variant("pdd", "pdd"),
+        Variant("cdc-pd", "cdc-pd"),
+        Variant("idc-pd", "idc-pd"),
+        Variant("pdd-chunked", "pdd", chunked=True),
+        Variant("cdc-pd-chunked", "cdc-pd", chunked=True),
+        Variant("pdd-end-on-rld", "pdd", end_on_rld=True),
+        Variant("prfaas", "prfaas"),
+    )
+}
+
 
 SIMULATED_MODES = ("auto", "one-shot", "catch-up")  # of workers.handover.MODES
 

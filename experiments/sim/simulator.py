@@ -8,13 +8,10 @@ import heapq
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from experiments.sim.caches import SimCache
-from experiments.sim.deployment import Deployment
+from experiments.sim.deployment import Deployment, Variant
 from experiments.sim.handover import Relay, hand_over
 from experiments.sim.outcome import Outcome, Run
-from experiments.sim.pool import Pool
-from experiments.sim.state import Live, Node
-from experiments.sim.variants import Variant
+from experiments.sim.state import Live, Node, Pool, SimCache
 from experiments.traces.trace import Request, Trace, blocks_of
 from workers.cache import common_blocks
 from workers.handover import RelayLoad, choose_mode

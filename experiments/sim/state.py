@@ -1,13 +1,73 @@
-"""What a simulation knows of a worker and of a request on its way. Plain state; the rules are `simulator`'s."""
+"""State of a simulation: workers, their caches, connection pools, requests on their way. `simulator` has the rules."""
 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
-from experiments.sim.caches import SimCache
 from experiments.sim.handover import Relay
 from experiments.sim.outcome import Outcome
+from workers.cache.policy import PrefixPolicy
 from workers.policy import Route
+
+
+class SimCache:
+    """Counts in tokens, a last block in part as a whole one: a prompt's own length is the caller's to mind."""
+
+    def __init__(self, block_tokens: int, most_tokens: int = 0) -> None:
+        self._policy = PrefixPolicy()
+        self._block_tokens = block_tokens
+        self._most_blocks = most_tokens // block_tokens if most_tokens else None
+
+    def matched(self, path: Sequence[int]) -> int:
+        """Tokens of the prompt's beginning that are here. Changes nothing."""
+        return self._policy.match(path) * self._block_tokens
+
+    @property
+    def tokens(self) -> int:
+        """All that is here."""
+        return self._policy.size * self._block_tokens
+
+    def keep(self, path: Sequence[int]) -> None:
+        """The whole prompt is here and used now."""
+        if path:
+            self._policy.insert(path)
+        if self._most_blocks is not None and self._policy.size > self._most_blocks:
+            self._policy.evict(self._policy.size - self._most_blocks)
+
+
+T = TypeVar("T")
+
+
+class Pool(Generic[T]):
+    """Who asks has a connection at once, or is returned by a later `release`."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.busy = 0
+        self._waiting: deque[T] = deque()
+
+    def ask(self, who: T) -> bool:
+        """Whether there is a connection now; else `who` waits."""
+        if self.busy < self.size:
+            self.busy += 1
+            return True
+        self._waiting.append(who)
+        return False
+
+    def release(self) -> T | None:
+        """A connection is given back; whoever waited longest has it now."""
+        if self._waiting:
+            return self._waiting.popleft()
+        self.busy -= 1
+        return None
+
+    def leave(self, who: T) -> bool:
+        """Wait no longer; whether `who` did."""
+        if who not in self._waiting:
+            return False
+        self._waiting.remove(who)
+        return True
 
 
 @dataclass(eq=False)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from experiments.framework.experiment import Part, PartResult
+from experiments.framework.base import Part, PartResult
 from experiments.report.charts import Chart, Mark, Series, cdf
 from experiments.skew.fit import TARGET_SKEWED_MS, TARGET_UNIFORM_MS, Fit
 from experiments.traces.hit_rates import DISTRIBUTIONS

@@ -10,8 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from experiments.framework.bytes_check import bytes_figure
-from experiments.framework.experiment import Evaluation, Experiment, Options, Part, PartResult, Session
+from experiments.framework.base import Evaluation, Experiment, Options, Part, PartResult, Session
+from experiments.framework.checks import bytes_figure
 from experiments.framework.figures import Figure, percentile, within
 from experiments.framework.lab import ExperimentLab
 from experiments.skew import charts
@@ -20,15 +20,14 @@ from experiments.skew.fit import (
     TARGET_QUEUEING_MS,
     TARGET_SKEWED_MS,
     TARGET_UNIFORM_MS,
+    TOPOLOGY,
     TRANSFERS,
     Fit,
     as_json,
 )
-from experiments.skew.rows import PREDICTED, parts, shape
-from experiments.skew.session import open_session
+from experiments.skew.runs import PREDICTED, open_session, parts, shape
 from experiments.traces.hit_rates import DISTRIBUTIONS, SKEWED, UNIFORM, draw
 
-TOPOLOGY = Path(__file__).resolve().parents[2] / "topologies" / "skew.yaml"
 ORIGIN = "PDD publication"
 Results = Mapping[str, tuple[Part, PartResult]]
 

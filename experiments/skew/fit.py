@@ -4,15 +4,17 @@ Three free parameters for three published figures: the round trip (a transfer th
 bandwidth (the time of a whole prompt), and the arrivals' spacing. The first also stands in topologies/skew.yaml.
 """
 
+import heapq
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from experiments.queueing import even_arrivals, waits
 from experiments.traces.hit_rates import SKEWED, UNIFORM, MissRates, draw
 
 FIT_FILE = Path(__file__).parent / "fit.json"
+TOPOLOGY = Path(__file__).resolve().parents[2] / "topologies" / "skew.yaml"
 TARGET_SKEWED_MS, TARGET_UNIFORM_MS, TARGET_QUEUEING_MS = 248.0, 1210.0, 1682.0
 CONNECTIONS = 8
 TRANSFERS = 512
@@ -56,6 +58,21 @@ class Fit:
         """The queue that these parameters come to."""
         holds = [self.hold_ms(miss) for miss in draw(rates, count, seed)]
         return waits(even_arrivals(count, spacing_ms or self.spacing_ms), holds, CONNECTIONS)
+
+
+def waits(arrivals: Sequence[float], holds: Sequence[float], servers: int) -> list[float]:
+    """How long each arrival waits for a free server that it then holds for its time. Any one unit of time."""
+    free = [0.0] * servers
+    waited = []
+    for arrival, hold in zip(arrivals, holds, strict=True):
+        start = max(arrival, heapq.heappop(free))
+        waited.append(start - arrival)
+        heapq.heappush(free, start + hold)
+    return waited
+
+
+def even_arrivals(count: int, spacing: float) -> list[float]:
+    return [index * spacing for index in range(count)]
 
 
 def solve_base_and_whole() -> tuple[float, float]:

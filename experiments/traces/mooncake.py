@@ -1,10 +1,13 @@
-"""The JSONL of Mooncake's FAST'25 traces: `timestamp` in ms, `input_length`, `output_length`, `hash_ids`.
+"""Mooncake's FAST'25 JSONL, read and written: `timestamp` in ms, `input_length`, `output_length`, `hash_ids`.
 
 Plain or gzipped; `session` and `turn` are read where they are present (times of such a trace may count from each
 session's own beginning). The block size is not in the file: it is the one size for which every request has one id per
 block, unless it is given.
 """
 
+import gzip
+import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -59,3 +62,34 @@ def _request(path: Path, number: int, row: dict[str, Any], names: dict[int, int]
         blocks=tuple(names.setdefault(value, value) for value in ids(path, number, row)),
         **optional,
     )
+
+
+def write_trace(trace: Trace, path: Path) -> None:
+    """Complete or not at all. Raises TraceError."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with partial.open("wb") as file:
+            packed = gzip.GzipFile("", "wb", fileobj=file, mtime=0) if path.suffix == ".gz" else None
+            for row in map(_row, trace.requests):
+                (packed or file).write(json.dumps(row, separators=(",", ":")).encode() + b"\n")
+            if packed is not None:
+                packed.close()
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise TraceError(path, None, f"cannot be written: {error.strerror}") from None
+
+
+def _row(request: Request) -> dict[str, object]:
+    row: dict[str, object] = {"timestamp": _milliseconds(request.time_ns)}
+    if request.session is not None:
+        row["session"] = request.session
+    if request.turn is not None:
+        row["turn"] = request.turn
+    row |= {"input_length": request.input_tokens, "output_length": request.output_tokens}
+    return row | {"hash_ids": list(request.blocks)}
+
+
+def _milliseconds(time_ns: int) -> int | float:
+    whole, rest = divmod(time_ns, 1_000_000)
+    return time_ns / 1e6 if rest else whole

@@ -6,8 +6,7 @@ from typing import Any
 
 from experiments.report.charts import Chart, Mark, Series, cdf
 from experiments.sim.outcome import SLA_P90_S, SLA_P99_S, Run
-from experiments.ttft.figures import title
-from experiments.ttft.rows import Row, lag
+from experiments.ttft.figures import Row, lag, title
 
 Rows = Mapping[str, Row]
 WINDOWS = 20

@@ -10,17 +10,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from experiments.framework.experiment import Evaluation, Experiment, Options, Part, Session
+from experiments.framework.base import Evaluation, Experiment, Options, Part, Session
 from experiments.framework.figures import percentile
 from experiments.framework.lab import ExperimentLab
 from experiments.report.charts import Chart
 from experiments.sim.outcome import Run
 from experiments.ttft import charts, figures
-from experiments.ttft.figures import Predictions
+from experiments.ttft.figures import Predictions, Results, Row, rows_of
 from experiments.ttft.fit import BLOCK, TOPOLOGY, Fit, as_json, predicted
-from experiments.ttft.rows import Results, Row, rows_of
-from experiments.ttft.session import open_session
-from experiments.ttft.shape import BESIDE, FULL, JUDGED, QUICK, Shape, lab_topology, parts
+from experiments.ttft.load import BESIDE, FULL, JUDGED, QUICK, Shape
+from experiments.ttft.runs import lab_topology, open_session, parts
 
 _QUICK = "-quick"
 FAMILY = ("ttft", "split", "consistency")

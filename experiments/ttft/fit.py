@@ -13,13 +13,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Self
 
+from experiments.framework.base import ExperimentError
 from experiments.framework.directory import write_whole
-from experiments.framework.errors import ExperimentError
-from experiments.sim.deployment import Deployment
+from experiments.sim.deployment import VARIANTS, Deployment
 from experiments.sim.outcome import Run
 from experiments.sim.simulator import simulate
-from experiments.sim.variants import VARIANTS
-from experiments.traces.sessions import SessionRecipe, generate_sessions
+from experiments.traces.generate import SessionRecipe, generate_sessions
 from experiments.traces.trace import Trace
 
 FIT_FILE = Path(__file__).parent / "fit.json"

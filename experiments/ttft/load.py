@@ -1,10 +1,12 @@
-"""An open-loop client: each request at its moment, whatever became of those before. Knows HTTP, and nothing of labs.
+"""Load of `ttft`: a seed's trace, as small as the lab and the same for every variant, and the client that sends it.
 
-Answers are not streamed: the gateway notes when each token was there, and a record says so more cheaply than events
-would on a machine whose CPU the lab needs.
+The client is open-loop: each request at its moment, whatever became of those before. Answers are not streamed: the
+gateway notes when each token was there, and a record says so more cheaply than events would on a machine whose CPU the
+lab needs.
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +14,76 @@ from typing import Any
 
 import httpx
 
-from experiments.ttft.workload import Sent
+from experiments.traces.generate import generate_sessions
+from experiments.traces.prompts import PromptMaker
+from experiments.traces.trace import Request, Trace
+from experiments.ttft.fit import ANSWER_DIVISOR, REQUESTS, Fit, lab_answer
+
+JUDGED = ("pdd", "cdc-pd", "idc-pd")
+BESIDE = ("pdd-chunked", "cdc-pd-chunked", "pdd-end-on-rld")
+WARM_UP_S, TAIL_S = 22.0, 12.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """`requests` a published policy, spread over the seeds. Divisors and compression: of the topology's `scale:`."""
+
+    requests: int
+    sessions: int
+    prompt_divisor: int
+    output_divisor: int
+    time_compression: float
+
+    def each(self, name: str, seeds: int) -> int:
+        """Requests of one seed: half as many of variants that stand beside the published policies."""
+        return math.ceil(self.requests / (2 if name in BESIDE else 1) / seeds)
+
+    def seconds(self, fit: Fit, requests: int) -> float:
+        """What one part takes, about."""
+        return requests / fit.rate_per_s / self.time_compression + WARM_UP_S * self.sessions / 64 + TAIL_S
+
+
+FULL = Shape(REQUESTS, 64, 256, ANSWER_DIVISOR, 14)
+QUICK = Shape(40, 12, 256, 16, 16)
+
+VOCABULARY = range(256)  # of `tiny`, its special tokens left out
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A request as the lab gets it; `due_ns` counts from the first one's possible moment."""
+
+    request: Request
+    prompt: list[int]
+    answer_tokens: int
+    due_ns: int
+
+
+@dataclass(frozen=True)
+class Workload:
+    """`warm_up` fills the caches; `measured` follows. `trace` is the deployment's."""
+
+    trace: Trace
+    warm_up: list[Sent]
+    measured: list[Sent]
+
+
+def workload(fit: Fit, shape: Shape, seed: int, requests: int) -> Workload:
+    """A block of the trace is as many tokens as the scale says; equal blocks are equal tokens."""
+    recipe = fit.recipe(seed, requests, shape.sessions)
+    trace, warm_up = generate_sessions(recipe), recipe.warm_up
+    maker = PromptMaker(trace, VOCABULARY, trace.block_tokens // shape.prompt_divisor, seed)
+    sent = [
+        Sent(
+            request,
+            maker.prompt(request),
+            lab_answer(request.output_tokens, shape.output_divisor),
+            round(request.time_ns / shape.time_compression),
+        )
+        for request in trace.requests
+    ]
+    return Workload(trace, sent[:warm_up], sent[warm_up:])
+
 
 TIMEOUT_S = 600.0
 LEAD_NS = 200_000_000

@@ -41,7 +41,7 @@ COMMANDS: dict[str, dict[str, str]] = {
     "Experiments": {
         "trace": "experiments.cli.trace:trace",
         "experiment": "experiments.cli.experiment:experiment",
-        "report": "experiments.cli.report:report",
+        "report": "experiments.cli.experiment:report",
         "compare": "experiments.cli.compare:compare",
         "sim": "experiments.cli.sim:sim",
     },

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from experiments.chip_bias.experiment import DECODE_SPEED, PREFILL_SHARE, TOPOLOGY, ChipBias
-from experiments.chip_bias.rows import AT_ONCE, CHIPS
-from experiments.chip_bias.session import decoded, prefilled
-from experiments.framework.experiment import Options, Part, PartResult
+from experiments.chip_bias.runs import AT_ONCE, CHIPS, decoded, prefilled
+from experiments.framework.base import Options, Part, PartResult
 from testbed.scale import Scale
 from testbed.topology.load import plan_from_text
 from tests.conftest import ROOT

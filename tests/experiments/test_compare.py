@@ -8,9 +8,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from experiments.cli.compare import compare
-from experiments.cli.report import report
+from experiments.cli.experiment import report
+from experiments.framework.base import Evaluation, Options, PartResult
 from experiments.framework.directory import RunDirectory
-from experiments.framework.experiment import Evaluation, Options, PartResult
 from experiments.framework.figures import Figure
 from experiments.modes.experiment import Modes
 from experiments.report.charts import Chart, Series

@@ -11,15 +11,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from experiments.framework.base import ExperimentError, Part, PartResult
 from experiments.framework.directory import RunDirectory
-from experiments.framework.errors import ExperimentError
-from experiments.framework.experiment import Part, PartResult
 from experiments.framework.figures import Figure, interval_95, percentile, within
 from experiments.framework.registry import EXPERIMENTS, find
 from experiments.framework.runner import unfaithful_reasons
-from experiments.queueing import even_arrivals, waits
 from experiments.report.charts import Chart, Mark, Series, cdf, figure
 from experiments.report.timeline import timeline
+from experiments.skew.fit import even_arrivals, waits
 
 VERIFIED = {"links": [{"name": "wan0", "ok": True}], "reasons": []}
 

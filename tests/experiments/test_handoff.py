@@ -11,13 +11,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.framework.experiment import Options, PartResult
+from experiments.framework.base import Options, PartResult
 from experiments.framework.figures import Figure
-from experiments.handoff.congestion import LEAST_S, Congestion, as_csv, drain_s
 from experiments.handoff.endpoint import Pace, host_copies
 from experiments.handoff.experiment import Handoff
-from experiments.handoff.fit import DELAY_MS, LINK_BPS, MEAN_MS, PEAK_MS, STD_MS, TOKENS, Fit, low_bps
-from experiments.handoff.rows import parts
+from experiments.handoff.fit import (
+    DELAY_MS,
+    LEAST_S,
+    LINK_BPS,
+    MEAN_MS,
+    PEAK_MS,
+    STD_MS,
+    TOKENS,
+    Congestion,
+    Fit,
+    as_csv,
+    drain_s,
+    low_bps,
+)
+from experiments.handoff.runs import parts
 from experiments.transport.memory import Shape
 from testbed.topology import load_plan
 from tests.conftest import ROOT

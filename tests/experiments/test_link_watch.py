@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from experiments.framework import link_watch
-from experiments.framework.link_watch import LinkWatch
+from experiments.framework import links
+from experiments.framework.links import LinkWatch
 from testbed.lab.control import ControlServer
 from testbed.lab.record import Record
 
@@ -18,9 +18,9 @@ COUNTED = {"packets": 1, "bytes": 100}
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_watch, "SAMPLE_S", 0.05)
-    monkeypatch.setattr(link_watch, "MOST_S", 0.3)
-    monkeypatch.setattr(link_watch, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(links, "SAMPLE_S", 0.05)
+    monkeypatch.setattr(links, "MOST_S", 0.3)
+    monkeypatch.setattr(links, "PATIENCE_S", 0.2)
 
 
 def watched(tmp_path: Path, answer: Callable[[int], dict[str, Any]], samples: int) -> tuple[LinkWatch, list[Any]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from experiments.framework.experiment import Options, Part, PartResult
+from experiments.framework.base import Options, Part, PartResult
 from experiments.framework.lab import ExperimentLab
 from experiments.modes.experiment import LOADS, MODES, TOPOLOGY, Modes
 from testbed.capture.counters import is_level, read_notes

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.scale import Deployment, Groups, Lab, Scale, ScaleError, check_trace, scaled_trace, share_moved
 from experiments.traces.generate import Recipe, generate
 from experiments.traces.read import read_trace
+from experiments.traces.scale import Deployment, Groups, Lab, Scale, ScaleError, check_trace, scaled_trace, share_moved
 
 REAL = Deployment(
     kv_bytes_per_token=4400,

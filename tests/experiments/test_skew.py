@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from experiments.framework.experiment import Options
-from experiments.queueing import waits
-from experiments.skew.fit import CONNECTIONS, Fit, refit, solve_base_and_whole
-from experiments.skew.rows import BLOCKS, first_blocks, parts
+from experiments.framework.base import Options
+from experiments.skew.fit import CONNECTIONS, Fit, refit, solve_base_and_whole, waits
+from experiments.skew.runs import BLOCKS, first_blocks, parts
 from experiments.traces.hit_rates import SKEWED, UNIFORM
 from testbed.lab.record import live_records
 from testbed.topology import load_plan

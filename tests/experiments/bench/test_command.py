@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from experiments.cli.bench import bench
 from experiments.traces.generate import Recipe, generate
-from experiments.traces.write import write_trace
+from experiments.traces.mooncake import write_trace
 from tests.conftest import ROOT, run_pddbed
 from workers.local import Layout, LocalCluster
 
@@ -262,7 +262,7 @@ def test_the_help_names_every_option_and_fits_80_columns() -> None:
 
 
 def test_the_command_starts_without_torch() -> None:
-    code = "import sys, experiments.bench.session; sys.exit('torch' in sys.modules)"
+    code = "import sys, experiments.bench.measurement; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=DEADLINE_S).returncode == 0
 
 

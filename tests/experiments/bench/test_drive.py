@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from experiments.bench.drive import Drive, Driven
 from experiments.bench.load import LoadError, Planned, planned
 from experiments.bench.outcome import Outcome
-from experiments.framework.errors import ExperimentError
-from experiments.framework.records import LabRecords
+from experiments.bench.sender import Sender, SendResult
+from experiments.framework.base import ExperimentError
+from experiments.framework.requests import LabRecords
 from experiments.traces.trace import Request
 
 Send = Callable[[Planned, Outcome], Awaitable[None]]
@@ -51,11 +51,11 @@ async def always(outcome: Outcome) -> bool:
     return True
 
 
-def drive(load: list[Planned], send: Send, cap: int | None = None) -> tuple[Driven, Counter]:
+def drive(load: list[Planned], send: Send, cap: int | None = None) -> tuple[SendResult, Counter]:
     counter = Counter()
 
-    async def run() -> Driven:
-        return await asyncio.wait_for(Drive(load, send, always, counter, cap).run(), 60)
+    async def run() -> SendResult:
+        return await asyncio.wait_for(Sender(load, send, always, counter, cap).run(), 60)
 
     return asyncio.run(run()), counter
 
@@ -154,7 +154,7 @@ def test_a_load_without_conversations_has_no_turns() -> None:
 
 
 def test_stopping_keeps_what_is_done_and_counts_the_rest() -> None:
-    async def run() -> Driven:
+    async def run() -> SendResult:
         third = asyncio.Event()
 
         async def send(planned: Planned, outcome: Outcome) -> None:
@@ -163,7 +163,7 @@ def test_stopping_keeps_what_is_done_and_counts_the_rest() -> None:
                 await asyncio.Event().wait()
             answered(outcome)
 
-        driver = Drive(load_of(10), send, always, Counter(), 2)
+        driver = Sender(load_of(10), send, always, Counter(), 2)
         running = asyncio.create_task(driver.run())
         await third.wait()
         driver.stop("interrupted")
@@ -178,8 +178,8 @@ def test_stopping_keeps_what_is_done_and_counts_the_rest() -> None:
 
 
 def test_a_run_that_is_stopped_while_it_waits_ends_at_once() -> None:
-    async def run() -> Driven:
-        driver = Drive(load_of(2, due_ns=3_600_000_000_000), at_once, always, Counter())
+    async def run() -> SendResult:
+        driver = Sender(load_of(2, due_ns=3_600_000_000_000), at_once, always, Counter())
         running = asyncio.create_task(driver.run())
         await asyncio.sleep(0)
         driver.stop("interrupted")
@@ -190,7 +190,7 @@ def test_a_run_that_is_stopped_while_it_waits_ends_at_once() -> None:
 
 
 def test_a_failure_does_not_stop_the_run_unless_nobody_is_there_any_more() -> None:
-    async def run(there: bool) -> Driven:
+    async def run(there: bool) -> SendResult:
         async def send(planned: Planned, outcome: Outcome) -> None:
             outcome.start_ns = time.monotonic_ns()
             if planned.index == 2:
@@ -206,7 +206,7 @@ def test_a_failure_does_not_stop_the_run_unless_nobody_is_there_any_more() -> No
             assert outcome.index == 2
             return there
 
-        return await asyncio.wait_for(Drive(load_of(9), send, still_there, Counter(), 1).run(), 60)
+        return await asyncio.wait_for(Sender(load_of(9), send, still_there, Counter(), 1).run(), 60)
 
     driven = asyncio.run(run(there=True))
     assert ([o.index for o in driven.outcomes if not o.success], driven.why) == ([2], "")
@@ -247,7 +247,7 @@ def test_records_that_never_come_are_given_up(tmp_path: Path) -> None:
 
 
 def test_records_that_are_needed_are_taken_once_or_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("experiments.framework.records.SETTLED_S", 0.05)
+    monkeypatch.setattr("experiments.framework.requests.SETTLED_S", 0.05)
     file = tmp_path / "requests.jsonl"
     records = LabRecords(file)
     file.write_text('{"request_id": "a", "value": 1}\n{"request_id": "b", "value": 2}\n')

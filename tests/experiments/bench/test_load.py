@@ -9,11 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.bench.arrivals import at_rate, of_trace
-from experiments.bench.bodies import Bodies
-from experiments.bench.client import asked
+from experiments.bench.client import Bodies, asked
 from experiments.bench.load import LoadError, altered, check_fits, divided, kept, left_out, with_output
-from experiments.bench.options import Asked
+from experiments.bench.options import Asked, at_rate, of_trace
 from experiments.bench.synthetic import Synthetic
 from experiments.traces.generate import Recipe, generate
 from experiments.traces.hit_rates import DISTRIBUTIONS

@@ -5,11 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.bench.experiment import Bench, notes, reasons_of, summary_of
-from experiments.bench.goodput import is_good, parse
-from experiments.bench.metrics import summarise
+from experiments.bench.metrics import is_good, parse, summarise
+from experiments.bench.report import Bench, notes, reasons_of, summary_of
 from experiments.bench.table import table
-from experiments.framework.experiment import Part, PartResult
+from experiments.framework.base import Part, PartResult
 
 
 def row(index: int, **changed: Any) -> dict[str, Any]:

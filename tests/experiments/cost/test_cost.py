@@ -5,11 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from experiments.cost.capacity import Load, at_rate, sla_rps
-from experiments.cost.experiment import Cost
-from experiments.cost.model import BCR, COST_LOW, GOODPUT, cluster, feasible
-from experiments.framework.errors import ExperimentError
-from experiments.framework.experiment import Options
+from experiments.cost.experiment import BCR, COST_LOW, GOODPUT, Cost, cluster, feasible
+from experiments.cost.runs import Load, at_rate, sla_rps
+from experiments.framework.base import ExperimentError, Options
 from experiments.framework.runner import report, run
 from experiments.ttft.fit import Fit
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from experiments.sim.workload import spread
-from experiments.traces.sessions import SessionRecipe, generate_sessions
-from experiments.traces.write import write_trace
+from experiments.traces.generate import SessionRecipe, generate_sessions
+from experiments.traces.mooncake import write_trace
 from testbed.cli import main
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments.traces.sessions import SessionRecipe, generate_sessions
+from experiments.traces.generate import SessionRecipe, generate_sessions
 from experiments.traces.stats import hits
 from experiments.traces.trace import blocks_of
 

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.queueing import waits
-from experiments.sim.deployment import Deployment
+from experiments.sim.deployment import VARIANTS, Deployment
 from experiments.sim.simulator import simulate
-from experiments.sim.variants import VARIANTS
-from experiments.traces.sessions import SessionRecipe, generate_sessions
+from experiments.skew.fit import waits
+from experiments.traces.generate import SessionRecipe, generate_sessions
 from experiments.traces.stats import hits
 from experiments.traces.trace import Request, Trace
 

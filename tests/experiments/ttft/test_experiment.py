@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from experiments.framework.experiment import Options, Part, PartResult
+from experiments.framework.base import Options, Part, PartResult
 from experiments.framework.figures import Figure
 from experiments.framework.registry import find
+from experiments.sim.deployment import VARIANTS
 from experiments.sim.outcome import Outcome
-from experiments.sim.variants import VARIANTS
 from experiments.ttft.experiment import Consistency, Split, Ttft
 from experiments.ttft.fit import TOPOLOGY, Fit, predicted
-from experiments.ttft.shape import BESIDE, FULL, JUDGED, QUICK, Shape, lab_topology
-from experiments.ttft.workload import workload
+from experiments.ttft.load import BESIDE, FULL, JUDGED, QUICK, Shape, workload
+from experiments.ttft.runs import lab_topology
 from testbed.topology import load_plan
 
 FIT = Fit.read()

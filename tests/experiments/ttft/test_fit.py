@@ -5,7 +5,7 @@ from statistics import fmean
 
 import pytest
 
-from experiments.framework.errors import ExperimentError
+from experiments.framework.base import ExperimentError
 from experiments.sim.outcome import Run
 from experiments.ttft.fit import (
     FIT_SEEDS,

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from experiments.framework.experiment import Options
+from experiments.framework.base import Options
 from experiments.framework.runner import run
 from experiments.ttft.experiment import Split
-from experiments.ttft.shape import Shape
+from experiments.ttft.load import Shape
 
 
 @pytest.mark.root

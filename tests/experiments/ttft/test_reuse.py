@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from experiments.framework.base import ExperimentError, Options
 from experiments.framework.directory import RunDirectory
-from experiments.framework.errors import ExperimentError
-from experiments.framework.experiment import Options
 from experiments.framework.runner import run
 from experiments.ttft.experiment import Consistency, Split, Ttft
-from experiments.ttft.shape import Shape
+from experiments.ttft.load import Shape
 from tests.experiments.ttft.test_experiment import SMALL, simulated_results
 
 OPTIONS = Options(seeds=2)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from experiments.sim.caches import SimCache
+from experiments.sim.state import SimCache
 from tests.workers.serving import TWO_OF_EACH, SlowWan, eventually, prompt_of, run
 from workers.cache import BlockCache
 from workers.engine import BlockPool, EngineRunner, Profile, Sampling, generate

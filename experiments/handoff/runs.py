@@ -1,4 +1,4 @@
-"""`handoff` in its lab: KV transfers and ids from p0 to md0, the named congestion played on the link beside them."""
+"""Runs of `handoff`: KV streamed, or token ids sent and recomputed, on the calm and on the congested WAN."""
 
 import subprocess
 import time
@@ -8,16 +8,52 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from experiments.framework.bytes_check import check_bytes
-from experiments.framework.errors import ExperimentError
-from experiments.framework.experiment import Part, PartResult, Progress
+from experiments.framework.base import ExperimentError, Options, Part, PartResult, Progress
+from experiments.framework.checks import check_bytes
 from experiments.framework.lab import ExperimentLab, Process
-from experiments.handoff.congestion import as_csv
 from experiments.handoff.endpoint import ONLY_IDS
-from experiments.handoff.fit import RECOMPUTE_MAX_MS, RECOMPUTE_MEAN_MS, RECOMPUTE_STD_MS, TOKENS, Fit
+from experiments.handoff.fit import (
+    RECOMPUTE_MAX_MS,
+    RECOMPUTE_MEAN_MS,
+    RECOMPUTE_STD_MS,
+    SPACING_S,
+    TOKENS,
+    Fit,
+    as_csv,
+)
 from experiments.transport.counting import note_quietly
 from experiments.transport.memory import Shape
 from testbed.interpreter import environment, program
+
+SMOLLM2 = "smollm2-135m"
+SMOLLM2_SPACING_S = 1.2
+_FULL = {"kv": (40, 160), "recompute": (48, 48)}  # calm, congested
+_QUICK = {"kv": (6, 14), "recompute": (6, 6)}
+_SMOLLM2_COUNT = 40
+SETTLE_S = 3.0
+
+
+def parts(options: Options, smollm2: bool) -> list[Part]:
+    """Seed by seed; then, of a full run and where the model has been fetched, SmolLM2 as fast as it is."""
+    counts = _QUICK if options.quick else _FULL
+    made = [
+        _part(kind, where, seed, count, "tiny", SPACING_S)
+        for seed in range(1, options.seeds + 1)
+        for kind, pair in counts.items()
+        for where, count in zip(("calm", "congested"), pair, strict=True)
+    ]
+    if smollm2 and not options.quick:
+        made += [
+            _part("smollm2", where, 1, _SMOLLM2_COUNT, SMOLLM2, SMOLLM2_SPACING_S) for where in ("calm", "congested")
+        ]
+    return made
+
+
+def _part(kind: str, where: str, seed: int, count: int, model: str, spacing_s: float) -> Part:
+    detail = {"row": f"{kind}, {where}", "kind": kind, "congested": where == "congested", "count": count}
+    detail |= {"model": model, "spacing_s": spacing_s}
+    return Part(f"{kind}-{where}-seed{seed}", seed, count * spacing_s + SETTLE_S, detail)
+
 
 _LEAD_NS = 1_500_000_000  # the congestion has begun by then
 _IDS_BEHIND_NS = 30_000_000  # ids are sent so long after a KV transfer has begun: its bytes are ahead of them

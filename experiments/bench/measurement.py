@@ -1,32 +1,85 @@
-"""From options to a result: reads or makes the load, finds the server, runs, keeps. The command is around it."""
+"""Measurement of a load: read or made, sent to the server that is found, and written to its directory.
+
+The directory is in the format of every experiment (experiments.framework.directory), so that `pddbed report` reads it.
+"""
 
 import asyncio
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from experiments.bench import kept
-from experiments.bench.bodies import Bodies
-from experiments.bench.client import Api, Served, asked
-from experiments.bench.experiment import PART, notes, reasons_of, summary_of
+from experiments.bench.client import Api, Bodies, Served, asked
 from experiments.bench.load import Load, planned
 from experiments.bench.options import Asked
 from experiments.bench.progress import BenchProgress
+from experiments.bench.report import PART, Bench, notes, reasons_of, summary_of
 from experiments.bench.run import Plan, Result, claim_resources, run
 from experiments.framework import machine
-from experiments.framework.experiment import PartResult
-from experiments.framework.link_watch import LinkWatch
-from experiments.framework.records import LabRecords
-from experiments.framework.settings import SettingsWatch
-from experiments.framework.settings import reasons_of as changed_by_hand
+from experiments.framework.base import Evaluation, ExperimentError, Part, PartResult
+from experiments.framework.directory import RunDirectory
+from experiments.framework.links import LinkWatch, SettingsWatch
+from experiments.framework.links import reasons_of as changed_by_hand
+from experiments.framework.requests import LabRecords
+from experiments.framework.runner import report
 from experiments.traces.stats import Hit, hits
 from experiments.traces.trace import Trace
 from testbed.lab.control import ask_lab
 from testbed.lab.record import LabError, Record, find_record
+
+
+def refuse_used(path: Path) -> None:
+    """Raises ExperimentError when the directory cannot take a new run: before anything is sent."""
+    if RunDirectory(path).run_file.exists():
+        raise ExperimentError(f"{path} holds a run already; choose another --out, or remove it")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ExperimentError(f"cannot keep a run in {path}: {error.strerror}") from None
+
+
+def write_run(
+    path: Path,
+    words: str,
+    command: str,
+    parameters: Mapping[str, Any],
+    result: PartResult,
+    labs: list[dict[str, Any]],
+    topology: str,
+    started: float,
+) -> Evaluation:
+    """Write everything, report included. Raises ExperimentError."""
+    directory = RunDirectory(path)
+    directory.keep(Part(PART, parameters["seed"], result.facts["duration_s"], {"row": PART}), result)
+    directory.write_run(
+        {
+            "experiment": Bench.name,
+            "title": f"bench: {words}",
+            "claim": "Measured at the client, as vllm bench serve does; there is no published figure to meet.",
+            "command": command,
+            "quick": False,
+            "seeds": 1,
+            "parameters": dict(parameters),
+            "parts": [PART],
+            "topology": topology,
+            "versions": machine.versions(),
+            "machine": machine.machine(),
+            "started": started,
+            "finished": time.time(),
+            "labs": labs,
+        }
+    )
+    return report(path)
+
+
+def reasons_in(path: Path) -> list[str]:
+    """Why the run in a directory is not faithful, as its report has it."""
+    found: list[str] = RunDirectory(path).run()["reasons"]
+    return found
+
 
 VERIFY_PATIENCE_S = 900.0
 
@@ -42,7 +95,7 @@ class Done:
     url: str
 
 
-class Session:
+class Measurement:
     """One server and what is asked of it. `record`: of the lab that the server belongs to."""
 
     def __init__(self, url: str, options: Asked, record: Record | None = None, key: str | None = None) -> None:
@@ -68,7 +121,7 @@ class Session:
     def run(self, out: Path | None, *, verify: bool, command: str, quiet: bool) -> Done:
         """Raises TraceError, LoadError, ApiError, ExperimentError, LabError: before anything is sent, in most cases."""
         if out is not None:
-            kept.refuse_used(out)
+            refuse_used(out)
         claim_resources()
         with BenchProgress(quiet) as progress:
             synthetic = self._options.source is None
@@ -109,8 +162,8 @@ class Session:
                     with suppress(LabError):  # a lab that went away meanwhile: the report says that nobody verified it
                         labs[0]["verified_after"] = self._verified()
                 progress.step("writing the report")
-                kept.keep(out, self._options.words(load.trace), command, parameters, part, labs, topology, started)
-                reasons = kept.reasons(out)
+                write_run(out, self._options.words(load.trace), command, parameters, part, labs, topology, started)
+                reasons = reasons_in(out)
         return Done(summary, reasons, notes(summary), result.why, self.url)
 
     async def _send(self, read: Trace, progress: BenchProgress, watch: LinkWatch | None) -> tuple[Load, Served, Result]:

@@ -5,11 +5,10 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from experiments.sim.deployment import Deployment
+from experiments.sim.deployment import VARIANTS, Deployment
 from experiments.sim.outcome import SLA_P90_S, SLA_P99_S
 from experiments.sim.simulator import simulate
-from experiments.sim.variants import VARIANTS
-from experiments.traces.sessions import SessionRecipe, generate_sessions
+from experiments.traces.generate import SessionRecipe, generate_sessions
 from experiments.traces.trace import Trace
 
 STEPS = 9

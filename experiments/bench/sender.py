@@ -1,4 +1,4 @@
-"""Sends a load on time and gathers what came of it. Owns the schedule and the cap, not the sockets."""
+"""Sender of a load: each request on time, and what came of it. Owns the schedule and the cap, not the sockets."""
 
 import asyncio
 import time
@@ -22,7 +22,7 @@ class Observer(Protocol):
 
 
 @dataclass
-class Driven:
+class SendResult:
     """What a run came to. `under_way`: begun and given up when the run was stopped; `why` says by what, if it was."""
 
     begin_ns: int
@@ -33,7 +33,7 @@ class Driven:
     why: str = ""
 
 
-class Drive:
+class Sender:
     """`send` asks the server and fills the outcome; `still_there` is asked after a request that lost its connection."""
 
     def __init__(
@@ -51,7 +51,7 @@ class Drive:
         self._cap = None if concurrency is None else asyncio.Semaphore(concurrency)
         self._stopped = asyncio.Event()
         self._answered = {planned.after: asyncio.Event() for planned in load if planned.after is not None}
-        self._result = Driven(0)
+        self._result = SendResult(0)
         self._under_way = 0
 
     def stop(self, why: str) -> None:
@@ -59,7 +59,7 @@ class Drive:
         self._result.why = self._result.why or why
         self._stopped.set()
 
-    async def run(self) -> Driven:
+    async def run(self) -> SendResult:
         """Every request, or those that were done when the run was stopped."""
         result = self._result
         result.begin_ns = time.monotonic_ns() + LEAD_NS

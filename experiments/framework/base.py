@@ -1,15 +1,21 @@
-"""What an experiment is to the framework: parts to run in one lab, and what their records come to."""
+"""Contract between an experiment and the framework: parts to run in one lab, and what their records come to."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from experiments.framework.figures import Figure
-from experiments.framework.lab import ExperimentLab
 from experiments.report.charts import Chart
+
+if TYPE_CHECKING:
+    from experiments.framework.lab import ExperimentLab
+
+
+class ExperimentError(Exception):
+    """An experiment cannot run, or its results cannot be used: what, and what to do next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +111,7 @@ class Experiment(Reported):
     def parts(self, options: Options) -> list[Part]: ...
 
     @abstractmethod
-    def session(self, lab: ExperimentLab, options: Options) -> AbstractContextManager[Session]: ...
+    def session(self, lab: "ExperimentLab", options: Options) -> AbstractContextManager[Session]: ...
 
 
 class Computation(Experiment):
@@ -113,7 +119,7 @@ class Computation(Experiment):
 
     with_workers = False
 
-    def session(self, lab: ExperimentLab, options: Options) -> AbstractContextManager[Session]:
+    def session(self, lab: "ExperimentLab", options: Options) -> AbstractContextManager[Session]:
         raise NotImplementedError(f"{self.name} needs no lab")
 
     @abstractmethod

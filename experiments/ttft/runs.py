@@ -1,23 +1,62 @@
-"""`ttft` in its labs: caches filled, a seed's requests replayed, what workers, packets and pacing say gathered."""
+"""Runs of `ttft`: variants, numbers of requests, the scale on top of topologies/paper.yaml, and a lab's results.
+
+Caches are filled, a seed's requests replayed, and what workers, packets and pacing say is gathered.
+"""
 
 import os
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from experiments.framework.bytes_check import check_bytes
-from experiments.framework.experiment import Part, PartResult, Progress
+from experiments.framework.base import ExperimentError, Part, PartResult, Progress
+from experiments.framework.checks import PaceSince, check_bytes
 from experiments.framework.figures import percentile
 from experiments.framework.lab import ExperimentLab
-from experiments.framework.pace_check import PaceSince
-from experiments.framework.records import LabRecords
-from experiments.sim.variants import VARIANTS
-from experiments.ttft.fit import Fit
-from experiments.ttft.load import Answered, Load
-from experiments.ttft.shape import Shape
-from experiments.ttft.workload import Sent, workload
+from experiments.framework.requests import LabRecords
+from experiments.sim.deployment import VARIANTS, Deployment
+from experiments.ttft.fit import BLOCK, Fit, written_into
+from experiments.ttft.load import Answered, Load, Sent, Shape, workload
+
+
+def parts(fit: Fit, shape: Shape, names: Sequence[str], seeds: int, suffix: str = "") -> list[Part]:
+    """Variant by variant, since each has a lab of its own; in each, seed by seed. `suffix`: of the labs' names."""
+    return [
+        Part(
+            f"{name}-seed{seed}",
+            seed,
+            shape.seconds(fit, shape.each(name, seeds)),
+            {"row": name, "requests": shape.each(name, seeds)},
+            variant=name + suffix,
+        )
+        for name in names
+        for seed in range(1, seeds + 1)
+    ]
+
+
+def lab_topology(text: str, name: str, fit: Fit, shape: Shape) -> str:
+    """topologies/paper.yaml for one variant: fitted values, scale, pipeline. Raises ExperimentError."""
+    variant = VARIANTS[name]
+    text = written_into(text, fit)
+    changes = {
+        r"(?m)^  block_tokens: .*$": f"  block_tokens: {BLOCK}",
+        r"(?m)^  prompt_divisor: .*$": f"  prompt_divisor: {shape.prompt_divisor}",
+        r"(?m)^  output_divisor: .*$": f"  output_divisor: {shape.output_divisor}",
+        r"(?m)^  time_compression: .*$": f"  time_compression: {shape.time_compression:g}",
+        r"(?m)^  pipeline: .*$": f"  pipeline: {variant.policy}\n  end_on_rld: {str(variant.end_on_rld).lower()}\n"
+        f"  busy_tokens: {fit.busy_tokens}\n  kv_chunk: {Deployment().chunk_tokens}",
+        r"(?m)^  kv_send: .*$": f"  kv_send: {'chunked' if variant.chunked else 'after-prefill'}",
+    }
+    for pattern, line in changes.items():
+        text, count = re.subn(pattern, line, text)
+        if count != 1:
+            raise ExperimentError(
+                f"topologies/paper.yaml has {count} lines {line.split(':')[0].strip()}: instead of one"
+            )
+    return text
+
 
 LATEST_P99_MS = 20.0  # of sending a request, in the lab's time
 FILL_AT_ONCE, FILL_CHUNKED_AT_ONCE = 12, 4  # with more, workers of small steps are late before anything counts
