@@ -10,9 +10,8 @@ from workers.gateway.answers import Counts, Piece
 from workers.gateway.attempts import LiveRequest, Taken
 from workers.gateway.dispatcher import Dispatcher
 from workers.gateway.errors import from_failure, refused
-from workers.gateway.logprobs import Logprobs
 from workers.gateway.merge import MergedToken
-from workers.gateway.text import AnswerText
+from workers.gateway.text import AnswerText, Logprobs
 from workers.policy import NoRoute
 from workers.roles.request import RequestFailed
 from workers.wire.frames import WireError

@@ -1,6 +1,6 @@
-"""One client's connection: HTTP/1.1 to and from the application (ASGI), within limits of time and size.
+"""A client's connection: HTTP/1.1 to and from the application (ASGI), within limits of time and size.
 
-Knows nothing of what is served. What it guards against: heads and bodies that do not come, clients that do not read,
+Knows nothing of what is served. It guards against heads and bodies that do not come, clients that do not read,
 requests that are sent before the answer to the last one is read, and what is no HTTP at all. A client that has sent its
 request and closes its own direction gets its answer; one that has gone is noticed, and the application is told.
 """
@@ -9,37 +9,47 @@ import asyncio
 import json
 import socket
 import time
-from email.utils import formatdate
-from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
+from collections.abc import Coroutine
+from typing import Any, Protocol
 
 import h11
-from starlette.types import ASGIApp, Message
+from starlette.types import ASGIApp
 
+from workers.gateway.exchange import BUFFER_BYTES, REASONS, Exchange
 from workers.gateway.limits import ApiLimits, S
 
-if TYPE_CHECKING:
-    from workers.gateway.listener import Listener
-
-BUFFER_BYTES = 64 << 10  # of a body before the application takes it, and of an answer before the client does
 LINGER_S, LINGER_BYTES = 5.0, 64 << 20  # how long, and how much of, a refused body is read and thrown away
 LOOK_S = 0.25  # between looks at a connection that is not being read
 PROBE_S = 0.6  # a client that closed its direction is asked whether it is there, if the answer takes so long
 TCP_CLOSE, TCP_CLOSE_WAIT = 7, 8  # include/net/tcp_states.h
 REFUSED_HEADERS = b"Content-Type: application/json\r\nConnection: close\r\n\r\n"
-REASONS = {status.value: status.phrase for status in HTTPStatus}
 KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
+
+
+class Owner(Protocol):
+    """The holder of connections."""
+
+    def run(self, exchange: Coroutine[Any, Any, None]) -> None:
+        """Run an exchange to its end."""
+        ...
+
+    def lost(self, connection: "Connection") -> None:
+        """Note that a connection is closed."""
+        ...
+
+    def seldom(self, what: str, message: str, *arguments: object) -> None:
+        """Log what a client can bring about as often as it likes."""
+        ...
 
 
 class Connection(asyncio.Protocol):
     """Requests of one client, one after the other."""
 
-    def __init__(self, app: ASGIApp, limits: ApiLimits, listener: "Listener") -> None:
+    def __init__(self, app: ASGIApp, limits: ApiLimits, owner: Owner) -> None:
         self._app = app
         self._limits = limits
         self._most_head = limits.head_bytes
-        self._listener = listener
+        self._owner = owner
         self._loop = asyncio.get_running_loop()
         self.parser = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.head_bytes)
         self.exchange: Exchange | None = None
@@ -80,7 +90,7 @@ class Connection(asyncio.Protocol):
         self._advance()
 
     def eof_received(self) -> bool:
-        """The client sends no more. Whether it is there to read, only a write to it can tell."""
+        """Note that the client sends no more. Whether it is there to read, only a write to it can tell."""
         self._eof = True
         if self._discarded is not None or self.exchange is None or self.exchange.more_body:
             return False  # nothing that could be answered: close
@@ -94,7 +104,7 @@ class Connection(asyncio.Protocol):
         self.writable.set()
         if self.exchange is not None:
             self.exchange.leave()
-        self._listener.lost(self)
+        self._owner.lost(self)
 
     def pause_writing(self) -> None:
         self.writable.clear()
@@ -148,8 +158,8 @@ class Connection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         self._head_begun = False
-        self.exchange = Exchange(self, request)
-        self._listener.run(self.exchange.run(self._app))
+        self.exchange = Exchange(self.transport, self.parser, self.writable, self._answered, request)
+        self._owner.run(self.exchange.run(self._app))
 
     def _await_head(self) -> None:
         """Once the first byte of a further request is here, the rest has to follow in time."""
@@ -157,8 +167,8 @@ class Connection(asyncio.Protocol):
             self._head_begun = True
             self._within(self._limits.head_ns / S, self._head_is_late)
 
-    def done(self) -> None:
-        """The exchange has been answered in whole. Called by it."""
+    def _answered(self) -> None:
+        """Go on after an exchange that has been answered in whole."""
         exchange, self.exchange = self.exchange, None
         assert exchange is not None
         if self.transport.is_closing():
@@ -179,7 +189,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def idle(self) -> bool:
-        """It waits for the client, who has sent no whole request; nothing but this connection is lost with it."""
+        """Whether it waits for a client who has sent no whole request: nothing but this connection is lost with it."""
         if self.exchange is None:
             return self._made
         return self.exchange.more_body and not self.exchange.started
@@ -196,7 +206,7 @@ class Connection(asyncio.Protocol):
             self.exchange.leave()
             self.transport.close()
             return
-        self._listener.seldom("refused", "%s was refused: %s", self.transport.get_extra_info("peername"), message[:200])
+        self._owner.seldom("refused", "%s was refused: %s", self.transport.get_extra_info("peername"), message[:200])
         error = {"message": message[:500], "type": "invalid_request_error", "param": None, "code": None}
         body = json.dumps({"error": error}).encode()
         start = f"HTTP/1.1 {status} {REASONS.get(status, '')}\r\nContent-Length: {len(body)}\r\n"
@@ -231,14 +241,14 @@ class Connection(asyncio.Protocol):
             self.transport.close()
 
     def _await_reader(self, unread: int) -> None:
-        """A client that takes nothing of its answer for too long is let go."""
+        """Let a client go that takes nothing of its answer for too long."""
 
         def look() -> None:
             left = self.transport.get_write_buffer_size()
             if left < unread:
                 self._await_reader(left)
                 return
-            self._listener.seldom("unread", "a client took nothing of its answer for %.0f s and was let go", stall_s)
+            self._owner.seldom("unread", "a client took nothing of its answer for %.0f s and was let go", stall_s)
             self.transport.abort()
 
         stall_s = self._limits.unread_ns / S
@@ -269,126 +279,3 @@ class Connection(asyncio.Protocol):
             self.exchange.probe()
             self._probe_at = now + 2 * PROBE_S
         self._watch = self._loop.call_later(LOOK_S / 4 if now + PROBE_S > self._probe_at else LOOK_S, self._look)
-
-
-class Exchange:
-    """One request and its answer: `receive` and `send` of ASGI."""
-
-    def __init__(self, connection: Connection, request: h11.Request) -> None:
-        self._connection = connection
-        self._method = request.method.decode()
-        self._version = request.http_version.decode()
-        path, _, query = bytes(request.target).partition(b"?")
-        transport = connection.transport
-        self._scope = {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
-            "http_version": self._version,
-            "server": transport.get_extra_info("sockname")[:2],
-            "client": (transport.get_extra_info("peername") or ("", 0))[:2],
-            "scheme": "http",
-            "method": self._method,
-            "root_path": "",
-            "path": unquote(path.decode("latin-1")),
-            "raw_path": path,
-            "query_string": query,
-            "headers": [(bytes(name), bytes(value)) for name, value in request.headers],
-        }
-        self._body = bytearray()
-        self._news = asyncio.Event()
-        self._head: bytes | None = None  # until there is a body to send it with
-        self._gone = False
-        self.more_body = True
-        self._streams_events = False
-        self.started = False
-        self.complete = False
-
-    def feed(self, data: bytes | None) -> None:
-        """More of the body, or its end."""
-        if data is None:
-            self.more_body = False
-        else:
-            self._body += data
-            if len(self._body) > BUFFER_BYTES:
-                self._connection.transport.pause_reading()
-        self._news.set()
-
-    def leave(self) -> None:
-        """The client has gone."""
-        self._gone = True
-        self._news.set()
-
-    def probe(self) -> None:
-        """Send something that changes nothing, so that a client that has gone shows itself.
-
-        Before the answer that is an interim answer; within a stream of events a comment, which its readers skip (HTML,
-        9.2.6). Of other answers that have begun the rest follows at once.
-        """
-        if not self._connection.writable.is_set() or self.complete:
-            return
-        if self._streams_events and self._head is None:
-            comment = self._connection.parser.send_with_data_passthrough(h11.Data(data=b":\n\n"))
-            self._write(b"".join(comment or ()))
-        elif not self.started and self._version != "1.0":
-            interim = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
-            self._write(self._connection.parser.send(interim))
-
-    async def run(self, app: ASGIApp) -> None:
-        try:
-            await app(self._scope, self.receive, self.send)
-            if not self.complete and not self._gone:
-                raise RuntimeError("the application ended without an answer")
-        finally:
-            if not self.complete:
-                self._connection.transport.abort()
-
-    async def receive(self) -> Message:
-        connection = self._connection
-        if not self._gone and not self.complete:
-            if connection.parser.they_are_waiting_for_100_continue and not self.started:
-                interim = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
-                self._write(connection.parser.send(interim))
-            if self.more_body and not connection.transport.is_closing():
-                connection.transport.resume_reading()
-            await self._news.wait()
-            self._news.clear()
-        if self._gone or self.complete:
-            return {"type": "http.disconnect"}
-        body, self._body = bytes(self._body), bytearray()
-        return {"type": "http.request", "body": body, "more_body": self.more_body}
-
-    async def send(self, message: Message) -> None:
-        connection = self._connection
-        if not connection.writable.is_set():
-            await connection.writable.wait()
-        if self._gone:
-            return
-        if message["type"] == "http.response.start":
-            headers = [(b"date", formatdate(usegmt=True).encode()), *message.get("headers", ())]
-            if self.more_body:  # the rest of it will not be read: this connection ends
-                headers.append((b"connection", b"close"))
-            status = message["status"]
-            response = h11.Response(status_code=status, headers=headers, reason=REASONS.get(status, "").encode())
-            self._head = connection.parser.send(response)
-            self.started = True
-            self._streams_events = any(value.startswith(b"text/event-stream") for _, value in headers)
-            return
-        body = b"" if self._method == "HEAD" else message.get("body", b"")
-        pieces = [self._head] if self._head else []
-        self._head = None
-        if body:  # unjoined: it may be of megabytes
-            pieces += connection.parser.send_with_data_passthrough(h11.Data(data=body)) or ()
-        self.complete = not message.get("more_body", False)
-        if self.complete:
-            pieces += connection.parser.send_with_data_passthrough(h11.EndOfMessage()) or ()
-        if len(body) < BUFFER_BYTES:
-            pieces = [b"".join(pieces)]
-        for piece in pieces:
-            self._write(piece)
-        if self.complete:
-            self._news.set()
-            connection.done()
-
-    def _write(self, data: bytes | None) -> None:
-        if data and not self._connection.transport.is_closing():
-            self._connection.transport.write(data)

@@ -1,6 +1,10 @@
-"""Errors as OpenAI's clients expect them, and which status a worker's named error becomes."""
+"""Errors as OpenAI's clients expect them, the status of each named error of a worker, and JSON responses."""
 
+from collections.abc import Mapping
 from typing import Any
+
+import msgspec
+from fastapi import Response
 
 from workers.gateway.admission import Draining, Overloaded
 
@@ -73,3 +77,8 @@ def broken(error: Exception) -> ApiError:
     """The API error of a fault of the gateway's own."""
     message = f"the gateway failed: {type(error).__name__}: {error}"
     return ApiError(500, message[:2000], kind=SERVER_ERROR, code="internal_error")
+
+
+def json_response(status: int, body: object, headers: Mapping[str, str] | None = None) -> Response:
+    """A body as JSON."""
+    return Response(msgspec.json.encode(body), status, headers, media_type="application/json")

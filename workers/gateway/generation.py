@@ -1,11 +1,9 @@
 """One generation from a checked request to its answer: tokenise, find a place, choices, SSE or a whole answer."""
 
 import asyncio
-import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -14,20 +12,16 @@ from fastapi import Request, Response
 from workers.gateway.admission import Admission, Overloaded
 from workers.gateway.answers import Answer, ChatAnswer, CompletionAnswer, Counts, Piece, Wanted
 from workers.gateway.attempts import LiveRequest
+from workers.gateway.chat_requests import ChatRequest
 from workers.gateway.choices import Choice, side_by_side
-from workers.gateway.conversations import Conversations
-from workers.gateway.disconnect import EventStream, unless_gone
 from workers.gateway.dispatcher import Dispatcher
-from workers.gateway.errors import ApiError, broken, refused
-from workers.gateway.gathering import Gathering
+from workers.gateway.errors import ApiError, refused
 from workers.gateway.limits import ApiLimits
-from workers.gateway.logprobs import ChatLogprobs, CompletionLogprobs, Logprobs, NoLogprobs
-from workers.gateway.prompts import Prompts
-from workers.gateway.requests import MAX_CHOICES, ChatRequest, CompletionRequest, GenerationRequest
-from workers.gateway.text import AnswerText
+from workers.gateway.prompts import Conversations, Prompts
+from workers.gateway.requests import MAX_CHOICES, CompletionRequest, GenerationRequest
+from workers.gateway.responses import EventStream, Gathering, events, unless_gone
+from workers.gateway.text import AnswerText, ChatLogprobs, CompletionLogprobs, Logprobs, NoLogprobs
 from workers.wire.messages import SamplingSpec
-
-log = logging.getLogger(__name__)
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 
@@ -203,7 +197,7 @@ class Generation:
                 # the status line waits for the first token: a request that fails before it gets the status it deserves
                 first = await unless_gone(request, _first(pieces))
                 counts = counts_now if asked.include_usage else None
-                return EventStream(_events(first, pieces, answer(), counts), close)
+                return EventStream(events(first, pieces, answer(), counts), close)
             gathered = await unless_gone(request, self._gathering.gather(pieces, len(choices)))
         except BaseException:
             await close()
@@ -234,30 +228,6 @@ def _counts(choices: Sequence[Choice], each: int) -> Counts:
     )
 
 
-async def _events(
-    first: Piece, rest: AsyncGenerator[Piece, None], answer: Answer, counts: Callable[[], Counts] | None
-) -> AsyncGenerator[bytes, None]:
-    async with aclosing(rest):
-        yield _event(answer.chunk(first))
-        try:
-            async for piece in rest:
-                yield _event(answer.chunk(piece))
-        except ApiError as error:  # the status is out: OpenAI's clients look for `error` in the events, too
-            yield _event(error.body())
-            return
-        except Exception as error:
-            log.exception("a streamed answer broke off")
-            yield _event(broken(error).body())
-            return
-        if counts is not None:
-            yield _event(answer.usage_chunk(counts()))
-        yield b"data: [DONE]\n\n"
-
-
 async def _first(pieces: AsyncIterator[Piece]) -> Piece:
     """`anext` as a coroutine."""
     return await anext(pieces)
-
-
-def _event(body: object) -> bytes:
-    return b"data: " + msgspec.json.encode(body) + b"\n\n"

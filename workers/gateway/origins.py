@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from workers.gateway.errors import ApiError
+from workers.gateway.errors import ApiError, json_response
 
 # Nobody can register a name under these: RFC 6761, 6762, 8375; ICANN keeps .internal private
 PRIVATE_ENDS = (".localhost", ".local", ".internal", ".home.arpa", ".localdomain", ".lan", ".test", ".invalid")
@@ -28,8 +28,6 @@ class Origins:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and (error := self._problem(scope)) is not None:
-            from workers.gateway.app import json_response
-
             await json_response(error.status, error.body())(scope, receive, send)
             return
         await self._app(scope, receive, send)

@@ -1,6 +1,8 @@
-"""What a client may ask: every field of OpenAI's and of vLLM's, typed. What is not here is unknown.
+"""Requests of clients: every field of OpenAI's and of vLLM's, typed; those of chats alone are in chat_requests.py.
 
-A field of type `Raw` is checked as JSON and not read: `parsing.py` has the values at which it is accepted, or the
+A field that is in neither is unknown.
+
+A field of type `Raw` is checked as JSON and not read: `bodies.py` has the values at which it is accepted, or the
 methods below read it within limits.
 """
 
@@ -8,13 +10,11 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Raw, Struct
 
-from workers.gateway.chat_messages import ChatMessage, template_variables
-from workers.gateway.decoding import NULL, decode, first_byte, items, shown, size
 from workers.gateway.errors import ApiError
+from workers.gateway.json_fields import NULL, decode, first_byte, items, shown, size
 
 MAX_CHOICES = 128  # of one request: OpenAI's limit for n
 MAX_LOGPROBS = 20  # OpenAI's limit for top_logprobs
-MAX_MESSAGES = 10_000
 MAX_PROMPT_IDS = 1 << 20  # of which the last ones are taken
 MAX_STOPS, MAX_STOP_CHARACTERS, MAX_STOP_TOKENS = 16, 1000, 64
 MAX_BIASES = 1024
@@ -225,80 +225,3 @@ def _prompt(raw: Raw, param: str, most: int) -> str | list[int]:
         told = f"{param} has {count} token ids; this model's maximum context length is {most}; send fewer"
         raise ApiError(400, told, param=param, code="context_length_exceeded")
     return decode(raw, list[int], param)
-
-
-class ChatRequest(GenerationRequest, kw_only=True):
-    """POST /v1/chat/completions."""
-
-    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
-    max_completion_tokens: TokenCount | None = None
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
-    tools: Raw = NULL
-    tool_choice: Raw = NULL
-    documents: Raw = NULL
-    chat_template_kwargs: Raw = NULL
-    reasoning_effort: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
-    add_generation_prompt: bool | None = None
-
-    # accepted at the values that change nothing
-    audio: Raw = NULL
-    chat_template: Raw = NULL
-    continue_final_message: Raw = NULL
-    echo: Raw = NULL
-    function_call: Raw = NULL
-    functions: Raw = NULL
-    include_reasoning: Raw = NULL
-    media_io_kwargs: Raw = NULL
-    mm_processor_kwargs: Raw = NULL
-    modalities: Raw = NULL
-    prediction: Raw = NULL
-    return_prompt_text: Raw = NULL
-    verbosity: Raw = NULL
-    web_search_options: Raw = NULL
-
-    # never changes an answer: no calls are made of answers here
-    parallel_tool_calls: Raw = NULL
-
-    @property
-    def is_large(self) -> bool:
-        """Whether `told` takes milliseconds."""
-        told = sum(map(size, (self.chat_template_kwargs, self.tools, self.documents)))
-        return len(self.messages) > 200 or told > 64 << 10
-
-    def told(self) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        """What the chat template gets: messages and variables. Raises ApiError."""
-        return self.plain_messages, self.template_variables
-
-    @property
-    def plain_messages(self) -> list[dict[str, Any]]:
-        """The messages as chat templates take them. Raises ApiError."""
-        return [message.plain(f"messages[{index}]") for index, message in enumerate(self.messages)]
-
-    @property
-    def template_variables(self) -> dict[str, Any]:
-        """What the chat template gets besides the messages, as vLLM passes it. Raises ApiError."""
-        variables = template_variables(self.chat_template_kwargs, self.tools, self.documents)
-        if self.reasoning_effort is not None:
-            variables["reasoning_effort"] = self.reasoning_effort
-            variables.setdefault("enable_thinking", self.reasoning_effort != "none")
-        if self.add_generation_prompt is not None:
-            variables["add_generation_prompt"] = self.add_generation_prompt
-        return variables
-
-    @property
-    def top_logprobs_wanted(self) -> int | None:
-        return (self.top_logprobs or 0) if self.logprobs else None
-
-    def check_together(self) -> None:
-        super().check_together()
-        if self.top_logprobs and not self.logprobs:
-            raise ApiError(400, "top_logprobs goes with logprobs: true only", param="top_logprobs")
-        if items(self.tools, 0) != [] and first_byte(self.tools) == b"[" and bytes(self.tool_choice) != b'"none"':
-            raise ApiError(
-                400,
-                'tool calls are not made of answers here: give tool_choice: "none", with which the model is told of '
-                "the tools and its answer comes as text",
-                param="tool_choice",
-                code="unsupported_parameter",
-            )

@@ -3,9 +3,10 @@
 import json
 from contextlib import suppress
 
+from workers.gateway.bodies import parse_body
+from workers.gateway.chat_requests import ChatRequest
 from workers.gateway.errors import ApiError
-from workers.gateway.parsing import parse_body
-from workers.gateway.requests import MAX_CHOICES, ChatRequest, CompletionRequest
+from workers.gateway.requests import MAX_CHOICES, CompletionRequest
 
 MOST_ERROR_BYTES = 4096  # whatever was sent, the answer that refuses it is short
 

@@ -214,8 +214,9 @@ def test_no_bytes_on_its_socket_break_the_gateway(served: Served, data: bytes) -
 MEASURED = """
     import sys, time
     from workers.gateway.errors import ApiError
-    from workers.gateway.parsing import parse_body
-    from workers.gateway.requests import ChatRequest, CompletionRequest
+    from workers.gateway.bodies import parse_body
+    from workers.gateway.chat_requests import ChatRequest
+    from workers.gateway.requests import CompletionRequest
     body = eval(sys.argv[2])
     def peak_kb():
         return int(open("/proc/self/status").read().partition("VmHWM:")[2].split()[0])

@@ -9,9 +9,9 @@ import pytest
 from starlette.requests import Request
 
 from workers.gateway.bodies import SMALL_BYTES, Bodies
-from workers.gateway.disconnect import ClientGone
 from workers.gateway.errors import ApiError
 from workers.gateway.limits import ApiLimits
+from workers.gateway.responses import ClientGone
 
 JSON = ((b"content-type", b"application/json"),)
 

@@ -11,7 +11,7 @@ import pytest
 from tests.workers.serving import SlowWan, eventually, prompt_of, run
 from workers.gateway.answers import CompletionAnswer, Piece
 from workers.gateway.choices import side_by_side
-from workers.gateway.generation import _events
+from workers.gateway.generation import events
 from workers.models import LoadedModel
 
 
@@ -104,7 +104,7 @@ def test_a_fault_of_the_gateways_own_in_mid_stream_is_an_error_event_too(caplog:
     async def test() -> list[bytes]:
         rest = side_by_side([Stream(0, 2, RuntimeError("a bug")).pieces()])
         first = await anext(rest)
-        return [event async for event in _events(first, rest, CompletionAnswer("x", "tiny", 0), None)]
+        return [event async for event in events(first, rest, CompletionAnswer("x", "tiny", 0), None)]
 
     *chunks, last = run(test())
     assert len(chunks) == 2

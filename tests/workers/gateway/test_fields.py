@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from workers.gateway.chat_messages import ChatMessage
+from workers.gateway.bodies import IGNORED, NEUTRAL, NEUTRAL_OF, parse_body
+from workers.gateway.chat_requests import ChatMessage, ChatRequest
 from workers.gateway.errors import ApiError
-from workers.gateway.parsing import IGNORED, NEUTRAL, NEUTRAL_OF, parse_body
-from workers.gateway.requests import ChatRequest, CompletionRequest, StreamOptions
+from workers.gateway.requests import CompletionRequest, StreamOptions
 
 DOCS = (Path(__file__).parents[3] / "docs" / "api.md").read_text()
 KINDS = {"completions": CompletionRequest, "chats": ChatRequest}

@@ -1,13 +1,15 @@
-"""What a chat is made of, as OpenAI's clients send it: messages, tool calls, tools; and what chat templates get."""
+"""Chat requests as OpenAI's and vLLM's clients send them: messages, tool calls, tools; and what chat templates get."""
 
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from workers.gateway.decoding import NULL, decode, size
 from workers.gateway.errors import ApiError
+from workers.gateway.json_fields import NULL, decode, first_byte, items, size
+from workers.gateway.requests import MAX_LOGPROBS, GenerationRequest, TokenCount
 
+MAX_MESSAGES = 10_000
 MAX_PARTS = 10_000  # of one message
 MAX_ARGUMENTS_BYTES = 1 << 20  # of one tool call, which templates get as an object
 
@@ -130,3 +132,80 @@ def template_variables(kwargs: Raw, tools: Raw, documents: Raw) -> dict[str, Any
     if given := decode(documents, list[dict[str, str]] | None, "documents"):
         variables["documents"] = given
     return variables
+
+
+class ChatRequest(GenerationRequest, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    max_completion_tokens: TokenCount | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    tools: Raw = NULL
+    tool_choice: Raw = NULL
+    documents: Raw = NULL
+    chat_template_kwargs: Raw = NULL
+    reasoning_effort: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
+    add_generation_prompt: bool | None = None
+
+    # accepted at the values that change nothing
+    audio: Raw = NULL
+    chat_template: Raw = NULL
+    continue_final_message: Raw = NULL
+    echo: Raw = NULL
+    function_call: Raw = NULL
+    functions: Raw = NULL
+    include_reasoning: Raw = NULL
+    media_io_kwargs: Raw = NULL
+    mm_processor_kwargs: Raw = NULL
+    modalities: Raw = NULL
+    prediction: Raw = NULL
+    return_prompt_text: Raw = NULL
+    verbosity: Raw = NULL
+    web_search_options: Raw = NULL
+
+    # never changes an answer: no calls are made of answers here
+    parallel_tool_calls: Raw = NULL
+
+    @property
+    def is_large(self) -> bool:
+        """Whether `told` takes milliseconds."""
+        told = sum(map(size, (self.chat_template_kwargs, self.tools, self.documents)))
+        return len(self.messages) > 200 or told > 64 << 10
+
+    def told(self) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """What the chat template gets: messages and variables. Raises ApiError."""
+        return self.plain_messages, self.template_variables
+
+    @property
+    def plain_messages(self) -> list[dict[str, Any]]:
+        """The messages as chat templates take them. Raises ApiError."""
+        return [message.plain(f"messages[{index}]") for index, message in enumerate(self.messages)]
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """What the chat template gets besides the messages, as vLLM passes it. Raises ApiError."""
+        variables = template_variables(self.chat_template_kwargs, self.tools, self.documents)
+        if self.reasoning_effort is not None:
+            variables["reasoning_effort"] = self.reasoning_effort
+            variables.setdefault("enable_thinking", self.reasoning_effort != "none")
+        if self.add_generation_prompt is not None:
+            variables["add_generation_prompt"] = self.add_generation_prompt
+        return variables
+
+    @property
+    def top_logprobs_wanted(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def check_together(self) -> None:
+        super().check_together()
+        if self.top_logprobs and not self.logprobs:
+            raise ApiError(400, "top_logprobs goes with logprobs: true only", param="top_logprobs")
+        if items(self.tools, 0) != [] and first_byte(self.tools) == b"[" and bytes(self.tool_choice) != b'"none"':
+            raise ApiError(
+                400,
+                'tool calls are not made of answers here: give tool_choice: "none", with which the model is told of '
+                "the tools and its answer comes as text",
+                param="tool_choice",
+                code="unsupported_parameter",
+            )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.workers.serving import SlowWan, run
 from workers.engine import Sampling, generate
-from workers.gateway.conversations import Conversations, Prompt
+from workers.gateway.prompts import Conversations, Prompt
 from workers.models import LoadedModel
 from workers.models.tokenizer import ByteTokenizer, Detokenizer
 
