@@ -1,6 +1,5 @@
 """`pddbed experiment run chip-bias`: chip E's speeds against GPU A's, measured on running workers."""
 
-import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -15,6 +14,7 @@ from experiments.framework.lab import ExperimentLab
 from experiments.report.charts import Chart, Series
 from testbed.topology import load_plan
 from testbed.topology.load import plan_from_text
+from testbed.topology.overlay import Overlay, laid_over
 
 TOPOLOGY = Path(__file__).resolve().parents[2] / "topologies" / "chip-bias.yaml"
 PREFILL_SHARE, DECODE_SPEED = 0.81, 2.10
@@ -31,17 +31,15 @@ class ChipBias(Experiment):
     def topology(self, options: Options) -> Path:
         return TOPOLOGY
 
-    def vary(self, topology: str, variant: str) -> str:
-        text, count = re.subn(r"profile: gpu-a", f"profile: {variant}", topology)
-        assert count == 2, "the topology has one prefill and one main decode"
-        return text
+    def variation(self, variant: str) -> Overlay:
+        return {f"datacenters.{host}.profile": variant for host in ("main.hosts.p0", "remote.hosts.md0")}
 
     def parameters(self, options: Options) -> dict[str, Any]:
         plan = load_plan(TOPOLOGY)
         assert plan.scale is not None
         scale = plan.scale.scale
         return {
-            "chips": {chip: _speeds(self.vary(TOPOLOGY.read_text(), chip)) for chip in CHIPS},
+            "chips": {chip: _speeds(laid_over(TOPOLOGY, self.variation(chip))) for chip in CHIPS},
             "prompt_divisor": scale.prompt_scale,
             "output_divisor": scale.output_scale,
             "time_compression": scale.time_compression,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from experiments.framework.figures import Figure
 from experiments.report.charts import Chart
+from testbed.topology.overlay import Overlay
 
 if TYPE_CHECKING:
     from experiments.framework.lab import ExperimentLab
@@ -30,7 +31,7 @@ class Options:
 class Part:
     """A piece of a run that is done or not done: what an interrupted run resumes by. `expected_s` is for the ETA.
 
-    `variant`: of the topology, where not all parts run in one lab (see `Experiment.vary`).
+    `variant`: of the topology, where not all parts run in one lab (see `Experiment.variation`).
     """
 
     name: str
@@ -95,8 +96,8 @@ class Experiment(Reported):
     def topology(self, options: Options) -> Path:
         """The lab's file."""
 
-    def vary(self, topology: str, variant: str) -> str:
-        """The topology's text as parts of that variant need it."""
+    def variation(self, variant: str) -> Overlay:
+        """What is other in the topology of that variant's parts."""
         raise NotImplementedError(f"{self.name} has no variants")
 
     @abstractmethod

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.framework.base import Experiment, ExperimentError, Part, PartResult
+from testbed.topology import TopologyErrors
+from testbed.topology.overlay import edited
 
 FORMAT = 1
 
@@ -31,6 +33,14 @@ def write_whole(path: Path, text: str) -> None:
         with suppress(OSError):
             partial.unlink()
         raise ExperimentError(f"cannot write {path}: {error.strerror}; make room there, and run it again") from None
+
+
+def edit_topology(file: Path, values: Mapping[str, str]) -> None:
+    """Write other values into a topology, whose comments stay. Raises ExperimentError."""
+    try:
+        write_whole(file, edited(file, values))
+    except TopologyErrors as errors:
+        raise ExperimentError(f"{errors}; correct it by hand") from None
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -18,6 +18,8 @@ from experiments.framework.links import reasons_of as changed_by_hand
 from experiments.framework.progress import RunProgress
 from experiments.framework.registry import find_reported
 from experiments.report.charts import Chart, svg
+from testbed.topology import TopologyErrors
+from testbed.topology.overlay import Overlay, laid_over
 
 VERIFY_AGAIN = 2  # times; the verification after the run covers the lab's whole life and is not repeated
 
@@ -101,9 +103,7 @@ def _run_parts(
     """Parts of one variant, in one lab."""
     topology = experiment.topology(options)
     if variant:
-        text = experiment.vary(topology.read_text(), variant)
-        topology = directory.path / f"topology-{variant}.yaml"
-        write_whole(topology, text)
+        topology = _varied(topology, experiment.variation(variant), directory.path / f"topology-{variant}.yaml")
     with ExperimentLab(
         topology,
         directory.path / "lab",
@@ -139,6 +139,15 @@ def _run_parts(
                 directory.write_run(about)
                 directory.keep(part, result)
                 progress.end()
+
+
+def _varied(topology: Path, variation: Overlay, file: Path) -> Path:
+    """A variant's topology, written to `file`. Raises ExperimentError."""
+    try:
+        write_whole(file, laid_over(topology, variation))
+    except TopologyErrors as errors:
+        raise ExperimentError(str(errors)) from None
+    return file
 
 
 def _compute_parts(

@@ -1,7 +1,6 @@
 """`pddbed experiment run modes`: a lab for each mode of hand-over, the same prompts at several loads."""
 
 import random
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from experiments.framework.figures import Figure, percentile
 from experiments.framework.lab import ExperimentLab
 from experiments.framework.requests import Client
 from experiments.report.charts import Chart, Series
+from testbed.topology.overlay import Overlay
 
 TOPOLOGY = Path(__file__).resolve().parents[2] / "topologies" / "modes.yaml"
 MODES = ("catch-up", "one-shot", "auto")
@@ -49,10 +49,8 @@ class Modes(Experiment):
     def topology(self, options: Options) -> Path:
         return TOPOLOGY
 
-    def vary(self, topology: str, variant: str) -> str:
-        text, count = re.subn(r"handoff: auto", f"handoff: {variant}", topology)
-        assert count == 1, "the topology names one mode"
-        return text
+    def variation(self, variant: str) -> Overlay:
+        return {"serving.handoff": variant}
 
     def parameters(self, options: Options) -> dict[str, Any]:
         return {

@@ -4,7 +4,6 @@ The workers' transport from p0 to md0, connections warm; packets are captured du
 """
 
 import json
-import re
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from typing import Any
 
 from experiments.framework.base import ExperimentError, Options, Part, PartResult, Progress
 from experiments.framework.checks import check_bytes
-from experiments.framework.directory import write_whole
+from experiments.framework.directory import edit_topology, write_whole
 from experiments.framework.figures import percentile
 from experiments.framework.lab import ExperimentLab, Process
 from experiments.skew.fit import FIT_FILE, TOPOLOGY, TRANSFERS, Fit, as_json, refit
@@ -182,7 +181,6 @@ def open_session(lab: ExperimentLab, shape: Shape, connection_bps: int) -> Itera
 _MISSED_BLOCKS = (1, 3, 6, 12, 26, 51, 102, 128, 154, 205, 256)
 _TIMES = 5
 _APART_NS = 350_000_000  # at most seven at once: nobody waits
-_RTT = re.compile(r"^(\s+rtt: )[\d.]+ms", re.MULTILINE)
 
 
 def refit_live(say: Callable[[str], None]) -> Iterator[str]:
@@ -211,9 +209,6 @@ def refit_live(say: Callable[[str], None]) -> Iterator[str]:
     )
     fit = refit(before, measured, how)
     write_whole(FIT_FILE, json.dumps(as_json(fit), indent=1) + "\n")
-    text, count = _RTT.subn(rf"\g<1>{fit.rtt_ms}ms", TOPOLOGY.read_text())
-    if count != 1:
-        raise ExperimentError(f"{TOPOLOGY} has {count} lines with rtt: instead of one; correct it by hand")
-    write_whole(TOPOLOGY, text)
+    edit_topology(TOPOLOGY, {"wan.wan0.rtt": f"{fit.rtt_ms}ms"})
     for name, value in as_json(fit).items():
         yield f"{name:<20} {getattr(before, name)} -> {value}" if name != "how" else f"{name:<20} {value}"

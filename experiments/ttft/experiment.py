@@ -19,7 +19,8 @@ from experiments.ttft import charts, figures
 from experiments.ttft.figures import Predictions, Results, Row, rows_of
 from experiments.ttft.fit import BLOCK, TOPOLOGY, Fit, as_json, predicted
 from experiments.ttft.load import BESIDE, FULL, JUDGED, QUICK, Shape
-from experiments.ttft.runs import lab_topology, open_session, parts
+from experiments.ttft.runs import open_session, parts, variation
+from testbed.topology.overlay import Overlay
 
 _QUICK = "-quick"
 FAMILY = ("ttft", "split", "consistency")
@@ -45,9 +46,9 @@ class Ttft(Experiment):
     def topology(self, options: Options) -> Path:
         return TOPOLOGY
 
-    def vary(self, topology: str, variant: str) -> str:
+    def variation(self, variant: str) -> Overlay:
         shape = QUICK if variant.endswith(_QUICK) else self._full
-        return lab_topology(topology, variant.removesuffix(_QUICK), Fit.read(), shape)
+        return variation(variant.removesuffix(_QUICK), Fit.read(), shape)
 
     def parameters(self, options: Options) -> dict[str, Any]:
         return {

@@ -6,7 +6,6 @@ published, and stands in the file beside them.
 """
 
 import json
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from statistics import fmean
 from typing import Any, Self
 
 from experiments.framework.base import ExperimentError
-from experiments.framework.directory import write_whole
+from experiments.framework.directory import edit_topology, write_whole
 from experiments.sim.deployment import VARIANTS, Deployment
 from experiments.sim.outcome import Run
 from experiments.sim.simulator import simulate
@@ -165,21 +164,12 @@ def as_json(fit: Fit) -> dict[str, Any]:
 
 
 def as_written(fit: Fit) -> dict[str, str]:
-    """The fitted values as topologies/paper.yaml has them: pattern of what stands before each -> its text."""
+    """The fitted values as topologies/paper.yaml has them, by their paths."""
     return {
-        r"gpu-a:\s+\{prefill: ": f"{fit.prefill_tokens_per_s:g} tokens/s",
-        r"tokens/s, decode: ": f"{fit.relay_itl_s * 1000:g}ms",
-        r"kv_pool: \{connections: \d+, rate: ": f"{fit.connection_bytes_per_s * 8 / 1e6:g}mbit",
+        "profiles.gpu-a.prefill": f"{fit.prefill_tokens_per_s:g} tokens/s",
+        "profiles.gpu-a.decode": f"{fit.relay_itl_s * 1000:g}ms",
+        "serving.kv_pool.rate": f"{fit.connection_bytes_per_s * 8 / 1e6:g}mbit",
     }
-
-
-def written_into(topology: str, fit: Fit) -> str:
-    """The topology's text with the fitted values. Raises ExperimentError where it has no place for one."""
-    for before, value in as_written(fit).items():
-        topology, count = re.subn(f"({before})[\\d.]+ ?[a-z/]+", rf"\g<1>{value}", topology)
-        if count != 1:
-            raise ExperimentError(f"{TOPOLOGY} has {count} places for {value} instead of one; correct it by hand")
-    return topology
 
 
 def refit_by_simulation(say: Callable[[str], None]) -> Iterator[str]:
@@ -195,6 +185,6 @@ def refit_by_simulation(say: Callable[[str], None]) -> Iterator[str]:
     )
     found = replace(found, how=how)
     write_whole(FIT_FILE, json.dumps(as_json(found), indent=1) + "\n")
-    write_whole(TOPOLOGY, written_into(TOPOLOGY.read_text(), found))
+    edit_topology(TOPOLOGY, as_written(found))
     for name, value in as_json(found).items():
         yield f"{name:<24} {getattr(before, name)} -> {value}" if name != "how" else f"{name:<24} {value}"

@@ -4,21 +4,21 @@ Caches are filled, a seed's requests replayed, and what workers, packets and pac
 """
 
 import os
-import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from experiments.framework.base import ExperimentError, Part, PartResult, Progress
+from experiments.framework.base import Part, PartResult, Progress
 from experiments.framework.checks import PaceSince, check_bytes
 from experiments.framework.figures import percentile
 from experiments.framework.lab import ExperimentLab
 from experiments.framework.requests import LabRecords
 from experiments.sim.deployment import VARIANTS, Deployment
-from experiments.ttft.fit import BLOCK, Fit, written_into
+from experiments.ttft.fit import BLOCK, Fit, as_written
 from experiments.ttft.load import Answered, Load, Sent, Shape, workload
+from testbed.topology.overlay import Overlay
 
 
 def parts(fit: Fit, shape: Shape, names: Sequence[str], seeds: int, suffix: str = "") -> list[Part]:
@@ -36,26 +36,21 @@ def parts(fit: Fit, shape: Shape, names: Sequence[str], seeds: int, suffix: str 
     ]
 
 
-def lab_topology(text: str, name: str, fit: Fit, shape: Shape) -> str:
-    """topologies/paper.yaml for one variant: fitted values, scale, pipeline. Raises ExperimentError."""
+def variation(name: str, fit: Fit, shape: Shape) -> Overlay:
+    """What is other than in topologies/paper.yaml in a variant's lab: fitted values, scale, pipeline."""
     variant = VARIANTS[name]
-    text = written_into(text, fit)
-    changes = {
-        r"(?m)^  block_tokens: .*$": f"  block_tokens: {BLOCK}",
-        r"(?m)^  prompt_divisor: .*$": f"  prompt_divisor: {shape.prompt_divisor}",
-        r"(?m)^  output_divisor: .*$": f"  output_divisor: {shape.output_divisor}",
-        r"(?m)^  time_compression: .*$": f"  time_compression: {shape.time_compression:g}",
-        r"(?m)^  pipeline: .*$": f"  pipeline: {variant.policy}\n  end_on_rld: {str(variant.end_on_rld).lower()}\n"
-        f"  busy_tokens: {fit.busy_tokens}\n  kv_chunk: {Deployment().chunk_tokens}",
-        r"(?m)^  kv_send: .*$": f"  kv_send: {'chunked' if variant.chunked else 'after-prefill'}",
+    return {
+        **as_written(fit),
+        "scale.block_tokens": BLOCK,
+        "scale.prompt_divisor": shape.prompt_divisor,
+        "scale.output_divisor": shape.output_divisor,
+        "scale.time_compression": float(shape.time_compression),
+        "serving.pipeline": variant.policy,
+        "serving.end_on_rld": variant.end_on_rld,
+        "serving.busy_tokens": fit.busy_tokens,
+        "serving.kv_chunk": Deployment().chunk_tokens,
+        "serving.kv_send": "chunked" if variant.chunked else "after-prefill",
     }
-    for pattern, line in changes.items():
-        text, count = re.subn(pattern, line, text)
-        if count != 1:
-            raise ExperimentError(
-                f"topologies/paper.yaml has {count} lines {line.split(':')[0].strip()}: instead of one"
-            )
-    return text
 
 
 LATEST_P99_MS = 20.0  # of sending a request, in the lab's time

@@ -15,6 +15,7 @@ from experiments.chip_bias.runs import AT_ONCE, CHIPS, decoded, prefilled
 from experiments.framework.base import Options, Part, PartResult
 from testbed.scale import Scale
 from testbed.topology.load import plan_from_text
+from testbed.topology.overlay import laid_over
 from tests.conftest import ROOT
 
 SCALE = Scale(256, 4, 2.0)
@@ -23,7 +24,7 @@ QUICK = Options(quick=True, seeds=1)
 
 def test_each_variant_has_a_prefill_and_a_main_decode_of_its_chip() -> None:
     for chip in CHIPS:
-        plan = plan_from_text(ChipBias().vary(TOPOLOGY.read_text(), chip), f"{chip}.yaml")
+        plan = plan_from_text(laid_over(TOPOLOGY, ChipBias().variation(chip)), f"{chip}.yaml")
         assert [host.profile for host in plan.hosts] == ["native", chip, chip]
 
 

@@ -12,13 +12,14 @@ from experiments.framework.lab import ExperimentLab
 from experiments.modes.experiment import LOADS, MODES, TOPOLOGY, Modes
 from testbed.capture.counters import is_level, read_notes
 from testbed.topology.load import plan_from_text
+from testbed.topology.overlay import laid_over
 
 QUICK = Options(quick=True, seeds=1)
 
 
 def test_each_variant_is_a_topology_of_its_mode() -> None:
     for mode in MODES:
-        text = Modes().vary(TOPOLOGY.read_text(), mode)
+        text = laid_over(TOPOLOGY, Modes().variation(mode))
         assert plan_from_text(text, f"{mode}.yaml").serving["handoff"] == mode
 
 

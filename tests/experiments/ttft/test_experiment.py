@@ -15,8 +15,9 @@ from experiments.sim.outcome import Outcome
 from experiments.ttft.experiment import Consistency, Split, Ttft
 from experiments.ttft.fit import TOPOLOGY, Fit, predicted
 from experiments.ttft.load import BESIDE, FULL, JUDGED, QUICK, Shape, workload
-from experiments.ttft.runs import lab_topology
+from experiments.ttft.runs import variation
 from testbed.topology import load_plan
+from testbed.topology.overlay import laid_over
 
 FIT = Fit.read()
 SMALL = Shape(160, 16, 256, 8, 16)
@@ -99,7 +100,7 @@ def test_equal_blocks_are_equal_tokens() -> None:
 @pytest.mark.parametrize("shape", [FULL, QUICK])
 def test_each_variant_has_a_lab_of_its_own(name: str, shape: Shape, tmp_path: Path) -> None:
     file = tmp_path / "lab.yaml"
-    file.write_text(lab_topology(TOPOLOGY.read_text(), name, FIT, shape))
+    file.write_text(laid_over(TOPOLOGY, variation(name, FIT, shape)))
     plan, variant = load_plan(file), VARIANTS[name]
     assert plan.serving["pipeline"] == variant.policy
     assert plan.serving["end_on_rld"] == variant.end_on_rld

@@ -1,11 +1,13 @@
 """The fit of `ttft` hits what it was fitted to, predicts what it was not, and stands in topologies/paper.yaml."""
 
 from dataclasses import replace
+from pathlib import Path
 from statistics import fmean
 
 import pytest
 
 from experiments.framework.base import ExperimentError
+from experiments.framework.directory import edit_topology
 from experiments.sim.outcome import Run
 from experiments.ttft.fit import (
     FIT_SEEDS,
@@ -16,12 +18,13 @@ from experiments.ttft.fit import (
     TARGET_SHARE,
     TOPOLOGY,
     Fit,
+    as_written,
     figures,
     runs,
     solve,
-    written_into,
 )
 from testbed.topology import load_plan
+from testbed.topology.overlay import edited
 
 FIT = Fit.read()
 
@@ -49,15 +52,18 @@ def test_what_was_not_fitted_comes_out_as_published(simulated: dict[str, list[Ru
 
 def test_the_topology_has_the_fitted_values() -> None:
     text = TOPOLOGY.read_text()
-    assert written_into(text, FIT) == text
+    assert edited(TOPOLOGY, as_written(FIT)) == text
     plan = load_plan(TOPOLOGY)
     assert plan.serving["kv_pool"]["connections"] == FIT.connections
     assert sum(host.role == "prefill" for host in plan.hosts) == FIT.prefill_nodes
 
 
-def test_a_topology_without_a_place_for_a_value_is_refused() -> None:
-    with pytest.raises(ExperimentError, match="0 places"):
-        written_into("profiles: {}\n", FIT)
+def test_a_topology_without_a_place_for_a_value_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "paper.yaml"
+    file.write_text("profiles: {}\n")
+    with pytest.raises(ExperimentError, match="there is no gpu-a here"):
+        edit_topology(file, as_written(FIT))
+    assert file.read_text() == "profiles: {}\n"
 
 
 def test_a_refit_comes_back_to_the_figures_from_elsewhere() -> None:
