@@ -1,35 +1,15 @@
 """Namespaces of other processes: entering one for a moment, and netlink sockets that stay in one.
 
-Owns the setns call. A socket belongs to the namespace it was made in, so a netlink handle opened
+A socket belongs to the namespace it was made in, so a netlink handle opened
 here keeps working after the thread has gone back.
 """
 
-import ctypes
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-CLONE_NEWNS = 0x00020000
-CLONE_NEWNET = 0x40000000
-CLONE_NEWPID = 0x20000000
-CLONE_NEWUSER = 0x10000000
-
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def call(name: str, *args: Any) -> int:
-    """Call a libc function; a negative result raises OSError with errno and the function's name."""
-    result: int = getattr(_libc, name)(*args)
-    if result < 0:
-        error = ctypes.get_errno()
-        raise OSError(error, f"{name}: {os.strerror(error)}")
-    return result
-
-
-def setns(fd: int, kind: int) -> None:
-    """Move the calling thread into the namespace behind `fd`."""
-    call("setns", fd, kind)
+from workers.linux import CLONE_NEWNET, setns
 
 
 @contextmanager

@@ -6,7 +6,6 @@ thread: only a single-threaded process can be forked, or join a mount namespace,
 """
 
 import array
-import ctypes
 import gc
 import os
 import select
@@ -21,6 +20,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from workers.linux import CLONE_NEWNET, CLONE_NEWNS, die_with_parent, setns
 from workers.spawning import (
     MAX_FDS,
     MAX_REQUEST_BYTES,
@@ -35,11 +35,6 @@ from workers.spawning import (
 )
 
 GRACE_S = 2.0
-
-PR_SET_PDEATHSIG = 1
-CLONE_NEWNS = 0x00020000
-CLONE_NEWNET = 0x40000000
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class SpawnError(Exception):
@@ -192,8 +187,7 @@ class _Birth:
         if self.affinity:
             os.sched_setaffinity(0, self.affinity)
         for fd, flag in self.namespaces:
-            if _libc.setns(fd, flag) != 0:
-                raise OSError(ctypes.get_errno(), f"setns: {os.strerror(ctypes.get_errno())}")
+            setns(fd, flag)
         null = os.open("/dev/null", os.O_RDONLY)
         os.dup2(null, 0)
         os.dup2(self.log, 1)
@@ -216,7 +210,7 @@ def _child(birth: _Birth, parent: int, report: int, close: list[int], keep: list
     status = 1
     try:
         try:
-            _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            die_with_parent()
             if os.getppid() != parent:  # died between fork and prctl
                 os._exit(1)
             _like_a_fresh_process()

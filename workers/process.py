@@ -10,10 +10,10 @@ import sys
 from typing import Protocol
 
 from workers.bytelog import ByteLog
-from workers.engine.urgency import Urgency
 from workers.environment import WorkerEnvironment
 from workers.gateway.server import Gateway
 from workers.linefile import LogLines
+from workers.linux import RealTimePriority
 from workers.models import LoadedModel
 from workers.policy import NoRoute
 from workers.roles.main_decode import MainDecodeWorker
@@ -83,7 +83,7 @@ async def serve(environment: WorkerEnvironment, loaded: LoadedModel) -> None:
         loop.add_signal_handler(number, stop.set)
     running = make(environment, loaded)
     if environment.profile is not None:
-        Urgency().begin()
+        RealTimePriority().begin()
     byte_log = ByteLog(environment.records, environment.host, running.counters, environment.unwritten)
     loop.add_signal_handler(signal.SIGUSR1, byte_log.write)
     starting = asyncio.create_task(running.start(open_listener(environment)))

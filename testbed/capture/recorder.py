@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 from testbed.capture import pcapng
 from testbed.capture.context import Context
 from testbed.capture.ring import RETIRE_MS, InterfaceGone, Ring, Selection
-from testbed.netns import CLONE_NEWNET, CLONE_NEWPID, CLONE_NEWUSER, setns
+from workers.linux import CLONE_NEWNET, CLONE_NEWPID, CLONE_NEWUSER, setns
 
 # A ring hands a block over at most two retire times after its first packet. Packets wait this long before they are
 # written, so that those of several rings come out sorted.

@@ -14,9 +14,8 @@ from typing import Any
 from testbed.lab.control import ask_lab
 from testbed.lab.environment import fitting
 from testbed.lab.record import Record
-from testbed.netns import CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWUSER, call, setns
+from workers.linux import CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWUSER, die_with_parent, setns
 
-PR_SET_PDEATHSIG = 1
 KINDS = {"user": CLONE_NEWUSER, "pid": CLONE_NEWPID, "net": CLONE_NEWNET, "mnt": CLONE_NEWNS}
 
 
@@ -89,7 +88,7 @@ def _working_directory() -> str | None:
 
 
 def _die_with_parent() -> None:
-    call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    die_with_parent()
 
 
 def _wait(child: int) -> int:

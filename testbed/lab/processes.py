@@ -22,8 +22,8 @@ from testbed.interpreter import environment, program
 from testbed.lab import cgroups
 from testbed.lab.environment import fitting, host_environment
 from testbed.lab.record import Record
-from testbed.netns import CLONE_NEWNET, CLONE_NEWNS, call, setns
 from testbed.topology.plan import HostPlan, LabPlan
+from workers.linux import CLONE_NEWNET, CLONE_NEWNS, die_with_parent, setns
 
 PACED_NICENESS = -10  # a worker that holds its steps until they are due has to wake up in time
 RESTARTS, RESTART_WINDOW_S = 3, 60.0  # of a gateway; one that fails more often stays down, and its API refuses
@@ -285,7 +285,7 @@ class HostProcesses:
             setns(mounts, CLONE_NEWNS)
             with suppress(OSError):  # the file is not on disk: the command runs in /, where joining has put it
                 os.chdir(directory)
-            call("prctl", 1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG, SIGKILL
+            die_with_parent()
 
         with process.log.open("ab") as log:
             child = subprocess.Popen(

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from testbed.netns import CLONE_NEWNET, setns
+from workers.linux import CLONE_NEWNET, setns
 
 CHUNK_BYTES = 256 * 1024
 

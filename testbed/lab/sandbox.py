@@ -20,11 +20,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from testbed.lab.record import Record
-from testbed.netns import CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWUSER, call
+from workers.linux import CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWUSER, call, die_with_parent, name_process
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
-PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 WATCH_MS = 2000  # how often the guardian looks for its lab's record
 READY, PROBLEM_BYTES = b"\0", 1000
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -173,7 +172,7 @@ def _run_init(record: Record, supervisor: Callable[[], int], alive: int, inherit
     for number in ENDING:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    die_with_parent()
     poll = select.poll()
     poll.register(alive, select.POLLIN)
     if poll.poll(0):  # the guardian died before the line above took effect
@@ -225,8 +224,3 @@ def _mount(source: str | None, target: str, kind: str | None, flags: int) -> Non
         call("mount", *encoded, ctypes.c_ulong(flags), None)
     except OSError as error:
         raise OSError(error.errno, f"mount {source or ''} on {target}: {os.strerror(error.errno or 0)}") from None
-
-
-def name_process(name: str) -> None:
-    """Set what `ps` and /proc/PID/comm show (15 bytes)."""
-    call("prctl", PR_SET_NAME, name.encode()[:15], 0, 0, 0)

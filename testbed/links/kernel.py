@@ -16,7 +16,7 @@ from typing import Literal
 from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
-from testbed import netns
+from workers import linux
 
 LOOPBACK_INDEX = 1
 Driver = Literal["netem", "userspace"]
@@ -91,7 +91,7 @@ def _in_new_network_namespace(probe: Callable[[], str | None]) -> str | None:
 
     def enter_and_probe() -> str | None:
         try:
-            netns.call("unshare", netns.CLONE_NEWNET)
+            linux.call("unshare", linux.CLONE_NEWNET)
         except OSError as error:
             return f"a network namespace cannot be made here ({error.strerror or error})"
         return probe()

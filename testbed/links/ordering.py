@@ -9,7 +9,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from testbed import netns
+from workers import linux
 
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC, MS_PRIVATE = 2, 4, 8, 16384, 1 << 18
 
@@ -25,10 +25,10 @@ def keep_flows_in_order(pid: int) -> None:
 
 def _steer(pid: int) -> None:
     with open(f"/proc/{pid}/ns/net") as namespace:
-        netns.call("unshare", netns.CLONE_NEWNS)
-        netns.call("mount", None, b"/", None, MS_REC | MS_PRIVATE, None)
-        netns.setns(namespace.fileno(), netns.CLONE_NEWNET)
-    netns.call("mount", b"sysfs", b"/sys", b"sysfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, None)
+        linux.call("unshare", linux.CLONE_NEWNS)
+        linux.call("mount", None, b"/", None, MS_REC | MS_PRIVATE, None)
+        linux.setns(namespace.fileno(), linux.CLONE_NEWNET)
+    linux.call("mount", b"sysfs", b"/sys", b"sysfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, None)
     mask = cpu_mask(os.cpu_count() or 1)
     for queue in Path("/sys/class/net").glob("*/queues/rx-*/rps_cpus"):
         if not queue.is_relative_to("/sys/class/net/lo"):

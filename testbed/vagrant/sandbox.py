@@ -16,11 +16,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from testbed import interpreter, owned
-from testbed.netns import call
 from testbed.vagrant.machine import NAME, Guest, choose_user
+from workers.linux import die_with_parent
 
 KIND = "Vagrant run"
-PR_SET_PDEATHSIG = 1
 PLACE = Path("/mnt")  # socket paths below it must stay under 108 bytes, wherever the cache is
 
 
@@ -54,7 +53,7 @@ def run(module: str, arguments: list[str]) -> int:
 
 def _follow_parent() -> None:
     """Make the child, before unshare, end when this process does, however it does."""
-    call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    die_with_parent()
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 

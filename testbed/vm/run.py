@@ -5,7 +5,6 @@ Owns the process, its command line, the time-out and the clean-up. The result is
 """
 
 import contextlib
-import ctypes
 import os
 import selectors
 import signal
@@ -21,11 +20,10 @@ from types import FrameType
 from testbed.vm import tools
 from testbed.vm.image import VmImage, in_use
 from testbed.vm.job import VmJob, copy_output, job_directory
+from workers.linux import die_with_parent
 
 STATUS_TIMEOUT = 124
 STATUS_GUEST_DIED = 125
-PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True)  # loaded before the fork that uses it
 # Nehalem, not `max`: emulated AVX2 is 25 times slower than SSE. Never KVM: its device node exists on machines
 # (Firecracker guests among them) where starting a guest hangs.
 CPU_MODEL = "Nehalem"
@@ -121,7 +119,7 @@ def _run_in(job: VmJob, image: VmImage, directory: Path, nonce: bytes, targets: 
             stderr=complaints,
             pass_fds=fds,
             start_new_session=True,  # Ctrl-C is for this process, which then ends QEMU in order
-            preexec_fn=_die_with_parent,
+            preexec_fn=die_with_parent,
         )
         stack.callback(_end, process)
         _hand_on_niceness(process.pid)
@@ -177,10 +175,6 @@ def _post_mortem(directory: Path, qemu_status: int) -> str:
     telling = [line for line in lines[:-20] if "panic" in line or "pddbed-vm:" in line]
     told = "\n  ".join(line for line in [*telling, *lines[-20:]] if line.strip())
     return f"the VM ended before the command did (QEMU status {qemu_status}); its last words:\n  {told}"
-
-
-def _die_with_parent() -> None:
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _hand_on_niceness(pid: int) -> None:

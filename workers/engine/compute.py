@@ -19,7 +19,7 @@ from workers.engine.engine import Batch, Chunk, Engine
 from workers.engine.job import EngineFailed
 from workers.engine.sampling import Sampled
 from workers.engine.sequence import Sequence
-from workers.engine.urgency import Urgency
+from workers.linux import RealTimePriority
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class ComputeThread:
     def __init__(self, engine: Engine, threads: int | None = None) -> None:
         self._engine = engine
         self._threads = threads or _threads_from_environment()
-        self._urgency = Urgency()
+        self._priority = RealTimePriority()
         self._hurry = threading.Event()
         """Nobody waits for a step's time to pass any more."""
 
@@ -95,10 +95,10 @@ class ComputeThread:
         """On the thread: the choices, and when they were known; returns when the step is due."""
         if due_ns is None:
             return self._engine.compute(batch), 0
-        self._urgency.end()
+        self._priority.end()
         sampled = self._engine.compute(batch)
         computed_ns = time.monotonic_ns()
-        self._urgency.begin()  # until the next step: its result is still to be handed over
+        self._priority.begin()  # until the next step: its result is still to be handed over
         if due_ns > computed_ns:
             self._hurry.wait((due_ns - computed_ns) / 1e9)
         return sampled, computed_ns

@@ -5,7 +5,6 @@ An option that is not built is refused by its name, never ignored.
 
 import asyncio
 import codecs
-import ctypes
 import time
 from typing import Any, TypeVar
 
@@ -20,8 +19,7 @@ from workers.gateway.json_fields import NULL, decode, size
 from workers.gateway.limits import ApiLimits, S
 from workers.gateway.requests import CompletionRequest, GenerationRequest
 from workers.gateway.responses import ClientGone
-
-M_MMAP_THRESHOLD = -3  # malloc.h
+from workers.linux import M_MMAP_THRESHOLD, mallopt
 
 R = TypeVar("R", bound=GenerationRequest)
 
@@ -105,8 +103,7 @@ def give_memory_back() -> None:
 
     Left alone, the C library learns from the first large body that such blocks are common, and keeps those that follow.
     """
-    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):  # not with every C library
-        mallopt(M_MMAP_THRESHOLD, 1 << 20)
+    mallopt(M_MMAP_THRESHOLD, 1 << 20)
 
 
 class _Body:

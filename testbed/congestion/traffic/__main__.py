@@ -4,19 +4,19 @@
 {"be": "sender", ...}  -> {"ready"}; {"start_ns"}            ... (over, or any line, or the end)    -> the report
 """
 
-import ctypes
 import json
 import os
 import sys
 from contextlib import suppress
 from typing import Any
 
-_PR_SET_TIMERSLACK = 29
+from workers.linux import set_timer_slack
+
 _NICE = -10  # others' traffic would not wait for this machine's workers
 
 
 def main() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
+    set_timer_slack()
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, _NICE)
     wanted = json.loads(sys.stdin.readline())

@@ -4,7 +4,6 @@ Owns what makes a Python process punctual: real-time priority, locked memory, no
 that is not given back and faulted in again. The first control line is the start message (see `_start`).
 """
 
-import ctypes
 import gc
 import json
 import os
@@ -21,11 +20,8 @@ from testbed.links.relay.lane import Lane
 from testbed.links.relay.load import Load
 from testbed.links.relay.loop import run
 from testbed.links.relay.tun import write_frame
+from workers import linux
 
-_PR_SET_PDEATHSIG = 1
-_PR_SET_TIMERSLACK = 29
-_MCL_CURRENT_AND_FUTURE = 3
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 _FIFO_PRIORITY = 20
 
 
@@ -96,7 +92,7 @@ def _die_with_parent() -> None:
             os._exit(0)
 
     signal.signal(signal.SIGUSR1, parent_thread_ended)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGUSR1, 0, 0, 0)
+    linux.die_with_parent(signal.SIGUSR1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the lab's to handle
     if os.getppid() != parent:
         os._exit(0)
@@ -104,11 +100,15 @@ def _die_with_parent() -> None:
 
 def _be_punctual() -> dict[str, Any]:
     """Ask the kernel for punctuality; what it refuses is reported, not fatal."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    for parameter, value in ((_M_MMAP_THRESHOLD, 32 << 20), (_M_TRIM_THRESHOLD, 1 << 30), (_M_TOP_PAD, 1 << 20)):
-        libc.mallopt(parameter, value)
-    libc.prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
-    locked = libc.mlockall(_MCL_CURRENT_AND_FUTURE) == 0
+    linux.mallopt(linux.M_MMAP_THRESHOLD, 32 << 20)
+    linux.mallopt(linux.M_TRIM_THRESHOLD, 1 << 30)
+    linux.mallopt(linux.M_TOP_PAD, 1 << 20)
+    linux.set_timer_slack()
+    try:
+        linux.call("mlockall", linux.MCL_CURRENT | linux.MCL_FUTURE)
+        locked = True
+    except OSError:
+        locked = False
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_FIFO_PRIORITY))
     except OSError as error:

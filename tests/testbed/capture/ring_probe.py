@@ -11,7 +11,7 @@ import time
 
 from testbed.capture import pcapng
 from testbed.capture.ring import Ring, Selection
-from testbed.netns import CLONE_NEWNET, call
+from workers.linux import CLONE_NEWNET, call
 
 PAYLOAD = bytes(range(256)) * 4
 

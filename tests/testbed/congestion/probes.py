@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from testbed.lab.control import ask_lab
 from testbed.lab.record import find_record
-from testbed.netns import CLONE_NEWNET, setns
+from workers.linux import CLONE_NEWNET, setns
 
 _SO_TIMESTAMPNS, _SO_RCVBUFFORCE = 35, 33
 

@@ -16,7 +16,7 @@ from tests.workers.engine.drive import prompt
 from workers.engine import BlockPool, Chunk, EngineRunner, Profile, Sampling, Sequence, generate
 from workers.engine.pacing import PROMPT_STEP_NS, TOLERANCE_NS, PaceCounts, Pacer, Work, work_of
 from workers.engine.schedule import schedule_paced
-from workers.engine.urgency import Urgency
+from workers.linux import RealTimePriority
 from workers.models import LoadedModel
 
 MS = 1_000_000
@@ -231,13 +231,13 @@ def test_blocks_of_a_prompt_are_done_step_by_step_of_the_asked_size(
 @pytest.mark.root
 def test_who_waits_for_a_due_step_goes_first_and_who_computes_does_not() -> None:
     def policies() -> tuple[int, int, int]:
-        urgency, born = Urgency(), []
-        urgency.begin()
+        priority, born = RealTimePriority(), []
+        priority.begin()
         waiting = os.sched_getscheduler(0)
         child = threading.Thread(target=lambda: born.append(os.sched_getscheduler(0)))
         child.start()
         child.join()
-        urgency.end()
+        priority.end()
         return tuple(policy & ~os.SCHED_RESET_ON_FORK for policy in (waiting, *born, os.sched_getscheduler(0)))
 
     with ThreadPoolExecutor(1) as thread:  # its priority is its own
@@ -249,7 +249,7 @@ def test_without_permission_a_worker_waits_as_everybody(monkeypatch: pytest.Monk
         raise PermissionError
 
     monkeypatch.setattr(os, "sched_setscheduler", refused)
-    urgency = Urgency()
-    urgency.begin()
-    urgency.end()
-    assert not urgency.permitted
+    priority = RealTimePriority()
+    priority.begin()
+    priority.end()
+    assert not priority.permitted

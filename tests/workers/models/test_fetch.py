@@ -38,7 +38,7 @@ CONTENT = os.urandom(3_000_000)
 INSIDE = """
 import os
 from workers.models.fetch import models_dir
-from testbed.netns import CLONE_NEWUSER, call
+from workers.linux import CLONE_NEWUSER, call
 os.setgid(65534); os.setuid(65534)
 call("prctl", 4, 1, 0, 0, 0)  # PR_SET_DUMPABLE, lost with the user: else /proc/self is root's
 call("unshare", CLONE_NEWUSER)
