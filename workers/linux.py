@@ -1,4 +1,4 @@
-"""Linux calls that Python has no function for, and real-time priority. Standard library only; the testbed imports it."""
+"""Linux calls that Python has no function for, and real-time priority. Standard library only; the testbed's as well."""
 
 import ctypes
 import os

@@ -2,8 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from workers.cache.hashing import chain_root, common_blocks, extend_chain
-from workers.cache.mirror import CacheMirror
+from workers.cache.hashing import CacheMirror, chain_root, common_blocks, extend_chain
 from workers.cache.policy import ExtentPath, PrefixPolicy
 
 if TYPE_CHECKING:

@@ -1,12 +1,14 @@
-"""Chained block hashes: a block's name, which tells all tokens up to the block's end. Pure.
+"""Chained block hashes, and the mirror of another worker's cache that is made of them. Pure.
 
-hash(block i) = xxh3-128(hash(block i-1) + token ids of block i), and the root is a hash of the block size and the
-model's fingerprint. Equal hashes mean equal prefixes, so that of two chains the common part can be found by bisection.
-xxh3 is no cryptographic hash: whoever may choose prompts *and* shares a cache with others could forge a collision.
+A block's name tells all tokens up to the block's end: hash(block i) = xxh3-128(hash(block i-1) + token ids of block i),
+and the root is a hash of the block size and the model's fingerprint. Equal hashes mean equal prefixes, so that of two
+chains the common part can be found by bisection. xxh3 is no cryptographic hash: whoever may choose prompts *and* shares
+a cache with others could forge a collision.
 """
 
 from array import array
-from collections.abc import Hashable, Sequence
+from bisect import bisect_left
+from collections.abc import Hashable, Iterable, Sequence
 
 import xxhash
 
@@ -46,11 +48,31 @@ def extend_chain(root: bytes, hashes: list[bytes], tokens: Sequence[int], block_
 
 def common_blocks(some: Sequence[Hashable], others: Sequence[Hashable]) -> int:
     """How many blocks two chains have in common. By bisection: equal names have equal ones before them."""
-    low, high = 0, min(len(some), len(others))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if some[middle - 1] == others[middle - 1]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    return bisect_left(range(min(len(some), len(others))), True, key=lambda block: some[block] != others[block])
+
+
+class CacheMirror:
+    """The names of another worker's cached full blocks, as far as its `CacheNotice`s have told, which are taken in the
+    order they were sent. It may be wrong, so its users verify.
+    """
+
+    def __init__(self) -> None:
+        self._names: set[bytes] = set()
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def apply(self, inserted: Iterable[bytes], evicted: Iterable[bytes], *, reset: bool = False) -> None:
+        """Take one notice: first what went, then what came. `reset`: forget everything before."""
+        if reset:
+            self._names.clear()
+        self._names.difference_update(evicted)
+        self._names.update(inserted)
+
+    def held(self, hashes: Sequence[bytes]) -> int:
+        """How many of a chain's first blocks are there. By bisection: no cache holds a block without its parents."""
+        return bisect_left(hashes, True, key=lambda name: name not in self._names)
+
+    def correct(self, hashes: Sequence[bytes], held: int) -> None:
+        """The worker itself says that it holds only the first `held` blocks of a chain."""
+        self._names.difference_update(hashes[held:])

@@ -1,8 +1,7 @@
 """The inference engine: paged KV, continuous batching, sampling. Knows nothing of networks or roles."""
 
 from workers.engine.blocks import BlockPool, OutOfBlocks
-from workers.engine.engine import Chunk, ContextTooLong, Engine
-from workers.engine.generate import generate
+from workers.engine.engine import Chunk, ContextTooLong, Engine, generate
 from workers.engine.job import EngineFailed, Job, SequenceFailed, Stopped
 from workers.engine.pacing import PaceCounts, Profile
 from workers.engine.runner import EngineRunner

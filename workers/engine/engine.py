@@ -13,8 +13,7 @@ import torch
 
 from workers.engine.blocks import BlockPool
 from workers.engine.paged import PagedAttention, Segment
-from workers.engine.penalties import TokenCounts
-from workers.engine.sampling import Row, Sampled, choose
+from workers.engine.sampling import Row, Sampled, Sampling, TokenCounts, choose
 from workers.engine.sequence import Generated, Sequence
 from workers.models import LoadedModel
 
@@ -215,3 +214,17 @@ class Engine:
 
 class ContextTooLong(ValueError):
     """More tokens than the model's context holds."""
+
+
+def generate(loaded: LoadedModel, tokens: List[int], sampling: Sampling, block_size: int = 16) -> list[int]:
+    """The answer to the prompt `tokens`, end-of-text token included, of one process decoding alone: the control, that any
+    other way must equal.
+    """
+    context = min(len(tokens) + sampling.max_tokens, loaded.config.context_length)
+    pool = BlockPool(loaded.config, -(-context // block_size), block_size, loaded.spec.dtype, loaded.spec.device)
+    engine = Engine(loaded, pool)
+    sequence = Sequence("control", list(tokens), len(tokens), sampling)
+    engine.admit(sequence)
+    while sequence.finish_reason is None:
+        engine.step([Chunk(sequence, sequence.pending)])
+    return sequence.tokens[len(tokens) :]

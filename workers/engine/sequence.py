@@ -6,8 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
-from workers.engine.penalties import TokenCounts
-from workers.engine.sampling import Sampling
+from workers.engine.sampling import Sampling, TokenCounts
 
 FinishReason = Literal["stop", "length"]
 

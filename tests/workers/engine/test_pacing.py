@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from tests.workers.engine.drive import prompt
 from workers.engine import BlockPool, Chunk, EngineRunner, Profile, Sampling, Sequence, generate
+from workers.engine.batching import schedule_paced
 from workers.engine.pacing import PROMPT_STEP_NS, TOLERANCE_NS, PaceCounts, Pacer, Work, work_of
-from workers.engine.schedule import schedule_paced
 from workers.linux import RealTimePriority
 from workers.models import LoadedModel
 

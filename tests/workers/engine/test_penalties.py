@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from tests.workers.engine.drive import Stand, prompt
 from workers.engine import Chunk, Sampling, Sequence, generate
-from workers.engine.penalties import TokenCounts
-from workers.engine.sampling import Row, choose
+from workers.engine.sampling import Row, TokenCounts, choose
 from workers.models import LoadedModel
 
 VOCAB = 12

@@ -1,7 +1,7 @@
 """The policy of a step: decodes always run, prefill takes what is left and is never starved."""
 
 from workers.engine import Sequence
-from workers.engine.schedule import schedule
+from workers.engine.batching import schedule
 
 
 def waiting(id: str, pending: int) -> Sequence:
