@@ -217,8 +217,9 @@ class ContextTooLong(ValueError):
 
 
 def generate(loaded: LoadedModel, tokens: List[int], sampling: Sampling, block_size: int = 16) -> list[int]:
-    """The answer to the prompt `tokens`, end-of-text token included, of one process decoding alone: the control, that any
-    other way must equal.
+    """The control, which any other way must equal: one process decoding alone, with nothing between it and the model.
+
+    Returns the answer to the prompt `tokens`, end-of-text token included.
     """
     context = min(len(tokens) + sampling.max_tokens, loaded.config.context_length)
     pool = BlockPool(loaded.config, -(-context // block_size), block_size, loaded.spec.dtype, loaded.spec.device)
