@@ -34,8 +34,9 @@ from workers.environment import read_environment
 from workers.local import Layout, Plan
 from workers.models import LoadedModel, ModelSpec, load_model
 from workers.roles.announcements import local_facts
+from workers.wire.codec import encode, kind_of
 from workers.wire.frames import pack
-from workers.wire.messages import Message, Prefill, Report, RequestSpec, Span, Status, Tokens, encode, kind_of
+from workers.wire.messages import Message, Prefill, Report, RequestSpec, Span, Status, Tokens
 from workers.wire.peers import Peers
 
 INTERVAL_S = 0.002

@@ -23,10 +23,12 @@ from typing import Any
 from benchmarks import out
 from workers.wire.connection import Local
 from workers.wire.frames import PROTOCOL_VERSION
+from workers.wire.handshake import Facts
+from workers.wire.kv_messages import KvBegin
 from workers.wire.kv_receive import IncomingKv
 from workers.wire.kv_send import OutgoingKv
 from workers.wire.kv_source import First, KvSource
-from workers.wire.messages import Facts, KvBegin, RequestSpec, SamplingSpec, TokenLogprob
+from workers.wire.messages import RequestSpec, SamplingSpec, TokenLogprob
 from workers.wire.peers import Peer, Peers
 from workers.wire.stream import Target
 

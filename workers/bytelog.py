@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from workers.linefile import LineFile, Unwritten
-from workers.wire.counters import Counters
+from workers.wire.frames import Counters
 
 
 class ByteLog:

@@ -19,7 +19,7 @@ from workers.policy import NoRoute
 from workers.roles.main_decode import MainDecodeWorker
 from workers.roles.prefill import PrefillWorker
 from workers.roles.relay_decode import RelayDecodeWorker
-from workers.wire.counters import Counters
+from workers.wire.frames import Counters
 
 ROLE_CLASSES = {
     "prefill": PrefillWorker,

@@ -21,9 +21,10 @@ from workers.bytelog import ByteLog
 from workers.environment import WorkerEnvironment, read_environment
 from workers.wire.connection import Local
 from workers.wire.frames import PROTOCOL_VERSION, WireError
+from workers.wire.handshake import Facts
 from workers.wire.kv_send import OutgoingKv
 from workers.wire.kv_source import First, KvSource
-from workers.wire.messages import Facts, RequestSpec, SamplingSpec
+from workers.wire.messages import RequestSpec, SamplingSpec
 from workers.wire.peers import Peers
 
 NICENESS = -10  # of an endpoint that computes as well

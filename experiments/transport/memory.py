@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from workers.wire.kv_messages import KvBegin
 from workers.wire.kv_receive import IncomingKv, RefuseTransfer
-from workers.wire.messages import KvBegin, TokenLogprob
+from workers.wire.messages import TokenLogprob
 from workers.wire.stream import Target
 
 

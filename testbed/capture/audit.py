@@ -16,8 +16,8 @@ from testbed.capture.counters import PairCount, Window, count_pair
 from testbed.capture.packets import FileFacts, read_segments
 from testbed.capture.tallies import Connection, DirectionFacts, PairBytes, RequestBytes, Tallies
 from testbed.capture.tcp import ConnectionTable
-from workers.wire.counters import CLASSES
 from workers.wire.dissect import UNKNOWN
+from workers.wire.frames import CLASSES
 
 TOLERANCE = 0.01
 TOTAL = "all frames"

@@ -9,7 +9,8 @@ from testbed.capture.context import Context, LabHost, Passage
 from testbed.capture.counters import PairCount
 from testbed.capture.packets import Segment
 from workers.wire.dissect import UNKNOWN, Piece, request_of
-from workers.wire.messages import KvBegin, KvBlocks, KvEnd, KvReceived, TokenIds, Tokens
+from workers.wire.kv_messages import KvBegin, KvBlocks, KvEnd, KvReceived
+from workers.wire.messages import TokenIds, Tokens
 
 STARVED_NS = 200_000_000  # for so long a busy machine may keep a process between counting a frame and passing it on
 

@@ -26,7 +26,7 @@ from workers.gateway.requests import CompletionRequest
 from workers.gateway.responses import ClientGone
 from workers.models import LoadedModel
 from workers.policy import NoRoute
-from workers.wire.counters import Counters
+from workers.wire.frames import Counters
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,8 @@ from workers.models import LoadedModel
 from workers.wire.connection import Local
 from workers.wire.control import ControlLink
 from workers.wire.frames import PROTOCOL_VERSION
-from workers.wire.messages import CacheNotice, Facts
+from workers.wire.handshake import Facts
+from workers.wire.messages import CacheNotice
 from workers.wire.peers import KV_FLOWS, Peers
 
 NAMES_PER_NOTICE = 100_000  # 1.8 MB: within the limit of a control message

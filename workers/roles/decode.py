@@ -18,8 +18,9 @@ from workers.roles.incoming import DecodeRequest, IncomingTransfer, Intake, Room
 from workers.roles.request import ActiveRequest, Bounded, RequestFailed
 from workers.roles.worker import Worker
 from workers.wire.kv_encoding import Fp8
+from workers.wire.kv_messages import KvBegin
 from workers.wire.kv_receive import RefuseTransfer
-from workers.wire.messages import KvBegin, Message, RequestSpec, Without
+from workers.wire.messages import Message, RequestSpec, Without
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,9 @@ from workers.engine import BlockPool, EngineRunner, Sequence
 from workers.events import Teller
 from workers.roles.request import ActiveRequest, RequestFailed
 from workers.wire.deadlines import Timer
+from workers.wire.kv_messages import KvBegin, KvWanted
 from workers.wire.kv_receive import RefuseTransfer
-from workers.wire.messages import KvBegin, KvWanted, RequestSpec, TokenLogprob
+from workers.wire.messages import RequestSpec, TokenLogprob
 from workers.wire.peers import Peers
 from workers.wire.stream import Target
 

@@ -16,9 +16,10 @@ from workers.roles.worker import Worker
 from workers.wire.deadlines import DeadlineExceeded, within
 from workers.wire.frames import WireError
 from workers.wire.kv_encoding import Fp8, KvEncoding
+from workers.wire.kv_messages import KvWanted
 from workers.wire.kv_send import Delivered, OutgoingKv, TransferAborted, TransferRefused
 from workers.wire.kv_source import First, KvSource
-from workers.wire.messages import CacheNotice, KvWanted, Message, RequestSpec, Undelivered, Without
+from workers.wire.messages import CacheNotice, Message, RequestSpec, Undelivered, Without
 from workers.wire.peers import KV_FLOWS
 from workers.wire.stream import ConnectionLost
 

@@ -11,22 +11,12 @@ from workers.models import LoadedModel
 from workers.roles.decode import DecodeWorker
 from workers.roles.incoming import DecodeRequest
 from workers.roles.request import ActiveRequest
+from workers.wire.codec import encode
 from workers.wire.frames import HEADER, WireError
+from workers.wire.kv_messages import KvBegin, KvWanted
 from workers.wire.kv_receive import RefuseTransfer
 from workers.wire.kv_tail import OutgoingTail
-from workers.wire.messages import (
-    HandOver,
-    KvBegin,
-    KvWanted,
-    Message,
-    Report,
-    RequestSpec,
-    Span,
-    StopRelay,
-    TokenIds,
-    Without,
-    encode,
-)
+from workers.wire.messages import HandOver, Message, Report, RequestSpec, Span, StopRelay, TokenIds, Without
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,9 @@ from workers.handover import IdConflict, Pace, RelayedIds
 from workers.roles.incoming import DecodeRequest
 from workers.roles.request import ActiveRequest, AnswerStream, RequestFailed
 from workers.wire.deadlines import within
+from workers.wire.kv_messages import KvTail
 from workers.wire.kv_tail import token_views
-from workers.wire.messages import KvTail, Message, RequestSpec, TokenIds, Unheard, Without
+from workers.wire.messages import Message, RequestSpec, TokenIds, Unheard, Without
 from workers.wire.peers import Peers
 
 log = logging.getLogger(__name__)

@@ -35,7 +35,7 @@ from workers.roles.request import (
     failure_of,
     logprobs_of,
 )
-from workers.wire.counters import Counters
+from workers.wire.frames import Counters
 from workers.wire.kv_receive import Receiver
 from workers.wire.messages import (
     Cancel,

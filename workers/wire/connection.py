@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from workers.wire import frames, handshake
-from workers.wire.counters import Counters, Direction
+from workers.wire.codec import decode, encode, kind_of
 from workers.wire.deadlines import SAME_DATACENTER, DeadlineExceeded, Path, within
-from workers.wire.frames import FrameError, Header, Kind, WireError
-from workers.wire.messages import Facts, Hello, Message, Proof, Refused, Welcome, decode, encode, kind_of
+from workers.wire.frames import Counters, Direction, FrameError, Header, Kind, WireError
+from workers.wire.handshake import Facts, Hello, Proof, Refused, Welcome
+from workers.wire.messages import Message
 from workers.wire.stream import LITTLE_BYTES, MAX_SYN_RETRIES, Batch, ConnectionLost, Stream, Target
 
 CHANNELS = ("control", "kv")

@@ -8,27 +8,20 @@ that proves itself by its checksum, and what lies between is `unknown`.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from workers.wire.codec import decode
 from workers.wire.frames import COUNTED_AS, HEADER, MAGIC, FrameError, Header, parse_header
+from workers.wire.kv_messages import KvAbort, KvBegin, KvBlocks, KvEnd, KvReceived, KvRefused, KvTail, KvWanted
 from workers.wire.messages import (
     Cancel,
     Failed,
     Finish,
     HandOver,
-    KvAbort,
-    KvBegin,
-    KvBlocks,
-    KvEnd,
-    KvReceived,
-    KvRefused,
-    KvTail,
-    KvWanted,
     Message,
     Prefill,
     Report,
     StopRelay,
     TokenIds,
     Tokens,
-    decode,
 )
 
 UNKNOWN = "unknown"

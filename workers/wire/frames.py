@@ -1,12 +1,14 @@
-"""The frame: a fixed header, one msgpack message, and for KV the raw bytes of blocks. Pure: no sockets here.
+"""The frame: a fixed header, one msgpack message, and for KV the raw bytes of blocks; and counts of frames. No sockets.
 
 Every size in a header is checked against the limit of its kind before anything is allocated for it.
 """
 
 import struct
 import zlib
+from collections import defaultdict
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Literal
 
 MAGIC = b"PDDB"
 PROTOCOL_VERSION = 3  # 2: padding; KV that leaves while prefill computes. 3: penalties, which a 2 would not see
@@ -116,3 +118,37 @@ def _check_sizes(kind: Kind, message_bytes: int, body_bytes: int) -> None:
         raise FrameError(f"{kind.name} message of {message_bytes} bytes exceeds the limit of {limit.message}")
     if body_bytes > limit.body:
         raise FrameError(f"{kind.name} body of {body_bytes} bytes exceeds the limit of {limit.body}")
+
+
+Direction = Literal["sent", "received"]
+CLASSES = ("kv", "token-ids", "control", "padding")
+
+
+@dataclass(slots=True)
+class Count:
+    bytes: int = 0
+    frames: int = 0
+
+
+class Counters:
+    """One worker's bytes on the wire, by peer, direction and class: what TCP was given as payload, headers and
+    handshakes included.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, str, str], Count] = defaultdict(Count)
+
+    def add(self, peer: str, direction: Direction, kind: Kind, frame_bytes: int) -> None:
+        """Count one whole frame."""
+        count = self._counts[peer, direction, COUNTED_AS[kind]]
+        count.bytes += frame_bytes
+        count.frames += 1
+
+    def bytes(self, peer: str, direction: Direction, traffic_class: str) -> int:
+        """Bytes exchanged with a peer in one class (see CLASSES)."""
+        count = self._counts.get((peer, direction, traffic_class))
+        return count.bytes if count else 0
+
+    def rows(self) -> list[tuple[str, str, str, int, int]]:
+        """(peer, direction, class, bytes, frames), sorted."""
+        return sorted((*key, count.bytes, count.frames) for key, count in self._counts.items())

@@ -10,7 +10,7 @@ from functools import partial
 from workers.wire.connection import Connection
 from workers.wire.deadlines import SHORT_LIFE_S, Path, Timer
 from workers.wire.frames import FrameError, Kind, WireError
-from workers.wire.messages import KvReceived, KvRefused
+from workers.wire.kv_messages import KvReceived, KvRefused
 from workers.wire.stream import ConnectionLost
 from workers.wire.warming import NO_WARM_UP, WarmUp, pad, warm_up_for
 

@@ -12,8 +12,9 @@ import xxhash
 from workers.wire.connection import Connection
 from workers.wire.frames import FrameError, Kind, WireError
 from workers.wire.kv_encoding import KvEncoding
+from workers.wire.kv_messages import KvAbort, KvBegin, KvBlocks, KvEnd, KvReceived, KvRefused, Padding
 from workers.wire.kv_send import block_lengths
-from workers.wire.messages import KvAbort, KvBegin, KvBlocks, KvEnd, KvReceived, KvRefused, Padding, TokenLogprob
+from workers.wire.messages import TokenLogprob
 from workers.wire.stream import Target
 
 MAX_ENCODED_BYTES = 16 << 20  # in one frame: it is read into memory of its own before it is decoded

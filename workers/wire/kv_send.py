@@ -12,9 +12,10 @@ import xxhash
 from workers.wire.connection import Connection
 from workers.wire.frames import WireError
 from workers.wire.kv_encoding import KvEncoding
+from workers.wire.kv_messages import KvAbort, KvBegin, KvBlocks, KvEnd, KvReceived, KvRefused, Padding
 from workers.wire.kv_pool import KvChannel, KvPool
 from workers.wire.kv_source import KvSource
-from workers.wire.messages import KvAbort, KvBegin, KvBlocks, KvEnd, KvReceived, KvRefused, Padding, RequestSpec
+from workers.wire.messages import RequestSpec
 from workers.wire.stream import Batch
 
 FRAME_BODY_BYTES = 1 << 20  # blocks are grouped up to this size (one block at least)

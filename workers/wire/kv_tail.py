@@ -13,10 +13,10 @@ import xxhash
 
 from workers.wire.connection import Connection
 from workers.wire.frames import FrameError, Kind
+from workers.wire.kv_messages import KvReceived, KvRefused, KvTail, Padding
 from workers.wire.kv_pool import KvChannel, KvPool
 from workers.wire.kv_receive import CorruptKv
 from workers.wire.kv_send import Delivered, Storage, TransferAborted, TransferRefused, new_transfer_id
-from workers.wire.messages import KvReceived, KvRefused, KvTail, Padding
 from workers.wire.stream import Batch, Target
 
 FRAME_BODY_BYTES = 256 << 10  # one token at least

@@ -1,4 +1,4 @@
-"""What a lab's links are now: a file that the lab keeps up to date and every worker maps (docs/environment.md).
+"""The present state of a lab's links: a file that the lab keeps up to date and every worker maps (docs/environment.md).
 
 Read with each deadline, at the cost of a few loads; nothing is sent, and nothing has to arrive first. The file is
 there before the workers are, and never changes its size.

@@ -1,4 +1,4 @@
-"""The messages, by who speaks to whom. Data only: what to do with them is the roles' business.
+"""The messages of requests and workers, by who speaks to whom. Data only; roles act on them. KV has kv_messages.py.
 
 Encoded as msgpack maps tagged with `t`. Positions count tokens from the prompt's first; times are CLOCK_MONOTONIC
 nanoseconds; a block is named by its index in the sequence, never by an address or a peer's block id.
@@ -6,10 +6,7 @@ nanoseconds; a block is named by its index in the sequence, never by an address 
 
 from typing import Annotated
 
-import msgspec
 from msgspec import Meta, Struct
-
-from workers.wire.frames import FrameError, Kind
 
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Text = Annotated[str, Meta(max_length=4096)]
@@ -20,50 +17,6 @@ FinishReason = str | None  # "stop" | "length"; None while the sequence goes on
 
 class Message(Struct, tag_field="t", frozen=True, kw_only=True, omit_defaults=True):
     """Base of all messages."""
-
-
-# -- both sides, once per connection -------------------------------------------------------------------------
-
-
-class Facts(Struct, frozen=True, kw_only=True):
-    """What two workers must agree on before KV may pass between them, and who is speaking."""
-
-    name: Name
-    role: Name
-    protocol: Count
-    model: Name
-    fingerprint: Name
-    block_size: Count
-    kv_shape: list[Count]  # of one token, such as [layers, 2, kv_heads, head_dim]
-    kv_dtype: Name
-
-
-class Hello(Message, tag="hello", frozen=True):
-    """Dialer, first message. `channel` is "control" (one per pair) or "kv" (the warm pool)."""
-
-    facts: Facts
-    channel: Name
-    nonce: Annotated[bytes, Meta(min_length=32, max_length=32)]
-
-
-class Welcome(Message, tag="welcome", frozen=True):
-    """Listener's answer: its own facts, its nonce, and the proof that it knows the secret."""
-
-    facts: Facts
-    nonce: Annotated[bytes, Meta(min_length=32, max_length=32)]
-    proof: Annotated[bytes, Meta(min_length=32, max_length=32)]
-
-
-class Proof(Message, tag="proof", frozen=True):
-    """Dialer's proof that it knows the secret. It may send at once after this."""
-
-    proof: Annotated[bytes, Meta(min_length=32, max_length=32)]
-
-
-class Refused(Message, tag="refused", frozen=True):
-    """Either side, before it closes the connection: one sentence."""
-
-    reason: Text
 
 
 # -- both sides, any time on a control connection --------------------------------------------------------------
@@ -201,90 +154,6 @@ class Without(Message, tag="without", frozen=True):
     finish_reason: FinishReason = None
 
 
-# -- prefill to decode, on a KV connection ---------------------------------------------------------------------
-
-
-class KvBegin(Message, tag="kv-begin", frozen=True):
-    """A transfer starts: KV of positions [first_block * block_size, tokens). `transfer` is unique per attempt.
-
-    The sender relies on the receiver's cache for the blocks before `first_block`. Of two transfers of a request the one
-    with the higher `attempt` counts: bytes of a connection that is given up may arrive after those of the next.
-    """
-
-    transfer: Name
-    spec: RequestSpec
-    first_block: Count
-    tokens: Count
-    attempt: Count = 0
-    encoding: Name | None = None  # of the blocks' bytes (kv_encoding); None: as they are in the pool
-
-
-class KvBlocks(Message, tag="kv-blocks", frozen=True):
-    """Consecutive blocks, raw bytes in the body: `tokens[i]` tokens of block `first_block + i`, xxh3-64 of each."""
-
-    transfer: Name
-    first_block: Count
-    tokens: Annotated[list[Count], Meta(min_length=1)]
-    checksums: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)]  # up to 2**64-1: no msgpack int64 bound
-
-
-class KvEnd(Message, tag="kv-end", frozen=True):
-    """All blocks were sent; the token that prefill sampled from them."""
-
-    transfer: Name
-    first_token: TokenId
-    finish_reason: FinishReason = None
-    first_logprob: TokenLogprob | None = None
-
-
-class KvAbort(Message, tag="kv-abort", frozen=True):
-    """The sender gives this transfer up; the connection stays good."""
-
-    transfer: Name
-    reason: Text
-
-
-class Padding(Message, tag="padding", frozen=True):
-    """Nothing, between other frames: a body to be dropped, which opens the connection's window, or none, which says
-    that the sender is alive and waits for its prefill."""
-
-
-# -- decode to prefill, on the same KV connection --------------------------------------------------------------
-
-
-class KvReceived(Message, tag="kv-received", frozen=True):
-    """Every byte is in its block and every checksum right."""
-
-    transfer: Name
-    received_ns: int
-
-
-class KvRefused(Message, tag="kv-refused", frozen=True):
-    """The transfer cannot be taken (no blocks, cancelled, bad checksum); the sender stops.
-
-    `held_blocks`, with the error `kv_missing`: all that the receiver has; send the rest under a new transfer id. With
-    the error `kv_later` there is no room yet: `KvWanted` will say when there is.
-    """
-
-    transfer: Name
-    error: Name
-    reason: Text
-    held_blocks: Count | None = None
-
-
-# -- decode to prefill, on the control connection --------------------------------------------------------------
-
-
-class KvWanted(Message, tag="kv-wanted", frozen=True):
-    """A request's `transfer` broke off, or there was no room for it and now there is. The blocks from `first_block` on
-    are wanted, under a new transfer id.
-    """
-
-    request: Name
-    first_block: Count
-    transfer: Name
-
-
 # -- main decode to relay decode, and back ---------------------------------------------------------------------
 
 
@@ -314,20 +183,6 @@ class TokenIds(Message, tag="token-ids", frozen=True):
     stopped_ns: int | None = None
     finish_reason: FinishReason = None
     tail: Count = 0
-
-
-# -- relay decode to main decode, on a KV connection -----------------------------------------------------------
-
-
-class KvTail(Message, tag="kv-tail", frozen=True):
-    """KV of generated tokens [position, position + tokens), raw bytes in the body. Answered after the `last` one."""
-
-    transfer: Name
-    request: Name
-    position: Count
-    tokens: Annotated[int, Meta(ge=1, lt=1 << 32)]
-    checksum: Annotated[int, Meta(ge=0)]
-    last: bool = False
 
 
 # -- worker to gateway -----------------------------------------------------------------------------------------
@@ -396,68 +251,3 @@ class Unheard(Message, tag="unheard", frozen=True):
     request: Name
     peer: Name
     reason: Text
-
-
-Handshake = Hello | Welcome | Proof | Refused
-Control = (
-    Ping
-    | Pong
-    | Status
-    | CacheNotice
-    | Prefill
-    | Cancel
-    | Finish
-    | Without
-    | KvBegin
-    | KvEnd
-    | KvAbort
-    | KvReceived
-    | KvRefused
-    | KvWanted
-    | HandOver
-    | StopRelay
-    | Report
-    | Failed
-    | Undelivered
-    | Unheard
-)
-Ids = Tokens | TokenIds
-
-_ENCODER = msgspec.msgpack.Encoder()
-_PADDING = _ENCODER.encode(Padding())
-_DECODERS: dict[Kind, msgspec.msgpack.Decoder] = {
-    Kind.HANDSHAKE: msgspec.msgpack.Decoder(Handshake),
-    Kind.CONTROL: msgspec.msgpack.Decoder(Control),
-    Kind.TOKEN_IDS: msgspec.msgpack.Decoder(Ids),
-    Kind.KV: msgspec.msgpack.Decoder(KvBlocks | KvTail),
-    Kind.PADDING: msgspec.msgpack.Decoder(Padding),
-}
-
-
-def kind_of(message: Message) -> Kind:
-    """The frame kind, hence the byte class, of a message."""
-    if isinstance(message, KvBlocks | KvTail):
-        return Kind.KV
-    if isinstance(message, Padding):
-        return Kind.PADDING
-    if isinstance(message, Tokens | TokenIds):
-        return Kind.TOKEN_IDS
-    if isinstance(message, Hello | Welcome | Proof | Refused):
-        return Kind.HANDSHAKE
-    return Kind.CONTROL
-
-
-def encode(message: Message) -> bytes:
-    """msgpack bytes of a message."""
-    return _ENCODER.encode(message)
-
-
-def decode(kind: Kind, data: bytes | memoryview) -> Message:
-    """The message of a frame of `kind`. Raises FrameError for anything else than exactly one valid message."""
-    if kind is Kind.PADDING and data != _PADDING:  # msgspec asks for a tag only where there are several
-        raise FrameError("PADDING message does not decode: it is to say nothing")
-    try:
-        message: Message = _DECODERS[kind].decode(data)
-    except (msgspec.MsgspecError, RecursionError, ValueError, OverflowError) as error:
-        raise FrameError(f"{kind.name} message does not decode: {error}") from None
-    return message

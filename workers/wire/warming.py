@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from workers.wire.connection import Connection
 from workers.wire.deadlines import Path
-from workers.wire.messages import Padding
+from workers.wire.kv_messages import Padding
 
 # Of the product, in the window: a window leaves a host in one burst, and the whole product, with its headers, would
 # overflow a bottleneck buffer of one product (measured: 100 packets lost, 400 ms instead of 75). It is what cubic

@@ -15,15 +15,17 @@ import xxhash
 
 from tests.workers.fuzz.scripts import BLOCK_SIZE, to_stream
 from workers.wire import connection as wire_connection
+from workers.wire.codec import decode, encode, kind_of
 from workers.wire.connection import Connection, Local
 from workers.wire.control import CONTROL_KINDS
 from workers.wire.deadlines import Path
 from workers.wire.dissect import Dissector, Piece, request_of
 from workers.wire.frames import HEADER, PROTOCOL_VERSION, FrameError, WireError, parse_header
+from workers.wire.handshake import Facts
 from workers.wire.kv_encoding import Fp8
+from workers.wire.kv_messages import KvBegin, KvTail
 from workers.wire.kv_receive import RefuseTransfer, receive_transfers
 from workers.wire.kv_tail import receive_tails
-from workers.wire.messages import Facts, KvBegin, KvTail, decode, encode, kind_of
 from workers.wire.stream import Stream, Target
 
 BYTES_PER_TOKEN = 2048  # of the built-in model, as in the seeds

@@ -20,13 +20,12 @@ from workers.environment import read_environment
 from workers.local import Layout, Plan
 from workers.models import LoadedModel
 from workers.process import make
+from workers.wire.kv_messages import KvBegin, KvWanted
 from workers.wire.kv_receive import RefuseTransfer
 from workers.wire.messages import (
     Cancel,
     Finish,
     HandOver,
-    KvBegin,
-    KvWanted,
     Message,
     Prefill,
     RequestSpec,

@@ -18,8 +18,8 @@ from workers.engine.engine import Chunk, Engine
 from workers.models import LoadedModel
 from workers.roles.takeover import Following
 from workers.wire import kv_tail
+from workers.wire.kv_messages import KvBlocks, KvTail
 from workers.wire.kv_send import TransferRefused
-from workers.wire.messages import KvBlocks, KvTail
 
 
 def last_record(directory: Path) -> dict[str, Any]:

@@ -11,11 +11,13 @@ from tests.workers.serving import Relay
 from workers.wire.connection import Local
 from workers.wire.deadlines import Path
 from workers.wire.frames import PROTOCOL_VERSION
+from workers.wire.handshake import Facts
 from workers.wire.kv_encoding import Fp8, KvEncoding
+from workers.wire.kv_messages import KvBegin
 from workers.wire.kv_receive import RefuseTransfer
 from workers.wire.kv_send import OutgoingKv
 from workers.wire.kv_source import First, KvSource
-from workers.wire.messages import Facts, KvBegin, Message, RequestSpec, SamplingSpec
+from workers.wire.messages import Message, RequestSpec, SamplingSpec
 from workers.wire.peers import Peer, Peers
 from workers.wire.stream import Target
 

@@ -6,19 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workers.wire import frames
+from workers.wire.codec import encode, kind_of
 from workers.wire.dissect import UNKNOWN, Dissector, Piece, request_of
-from workers.wire.messages import (
-    KvBegin,
-    KvBlocks,
-    KvReceived,
-    Message,
-    Ping,
-    RequestSpec,
-    SamplingSpec,
-    Tokens,
-    encode,
-    kind_of,
-)
+from workers.wire.kv_messages import KvBegin, KvBlocks, KvReceived
+from workers.wire.messages import Message, Ping, RequestSpec, SamplingSpec, Tokens
 
 SPEC = RequestSpec(
     id="cmpl-1",

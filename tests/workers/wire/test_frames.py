@@ -8,23 +8,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from workers.wire import frames
+from workers.wire.codec import Control, Handshake, Ids, decode, encode, kind_of
 from workers.wire.frames import HEADER, LIMITS, FrameError, Kind, pack, parse_header
-from workers.wire.messages import (
-    Control,
-    HandOver,
-    Handshake,
-    Ids,
-    KvBlocks,
-    KvEnd,
-    Message,
-    RequestSpec,
-    SamplingSpec,
-    TokenIds,
-    Tokens,
-    decode,
-    encode,
-    kind_of,
-)
+from workers.wire.kv_messages import KvBlocks, KvEnd
+from workers.wire.messages import HandOver, Message, RequestSpec, SamplingSpec, TokenIds, Tokens
 
 kinds = st.sampled_from(list(Kind))
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from tests.workers.serving import eventually, run
 from tests.workers.wire.pair import SECRET, End, QuickPath, facts
 from workers.wire import frames, handshake
+from workers.wire.codec import decode, encode, kind_of
 from workers.wire.connection import Connection, Local, dial
 from workers.wire.frames import HEADER, PROTOCOL_VERSION, WireError, pack, parse_header
-from workers.wire.handshake import AuthenticationFailed, Incompatible
-from workers.wire.messages import Facts, Hello, Proof, Refused, Welcome, decode, encode, kind_of
+from workers.wire.handshake import AuthenticationFailed, Facts, Hello, Incompatible, Proof, Refused, Welcome
 from workers.wire.stream import ConnectionLost, Stream
 
 

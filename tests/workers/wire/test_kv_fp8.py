@@ -8,8 +8,8 @@ import torch
 from tests.workers.serving import eventually, run
 from tests.workers.wire.pair import BYTES_PER_TOKEN, FP8, Memory, Wan, outgoing
 from tests.workers.wire.test_kv_protocol import begin, kv_connection
+from workers.wire.kv_messages import KvBegin
 from workers.wire.kv_send import TransferRefused
-from workers.wire.messages import KvBegin
 from workers.wire.stream import ConnectionLost
 
 

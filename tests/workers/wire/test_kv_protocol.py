@@ -12,16 +12,8 @@ from tests.workers.wire.pair import BLOCK_SIZE, BYTES_PER_TOKEN, End, QuickPath,
 from workers.wire import frames
 from workers.wire.connection import Connection, dial
 from workers.wire.frames import Kind
-from workers.wire.messages import (
-    HandOver,
-    KvAbort,
-    KvBegin,
-    KvBlocks,
-    KvEnd,
-    KvReceived,
-    Message,
-    Tokens,
-)
+from workers.wire.kv_messages import KvAbort, KvBegin, KvBlocks, KvEnd, KvReceived
+from workers.wire.messages import HandOver, Message, Tokens
 from workers.wire.stream import ConnectionLost
 
 BLOCK = b"k" * (BLOCK_SIZE * BYTES_PER_TOKEN)

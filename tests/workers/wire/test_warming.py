@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from tests.workers.serving import eventually, run
 from tests.workers.wire.pair import End, Memory, QuickPath, Wan, outgoing
+from workers.wire.codec import encode
 from workers.wire.deadlines import Path
 from workers.wire.dissect import Dissector, request_of
 from workers.wire.frames import Kind, pack
-from workers.wire.messages import KvAbort, Padding, encode
+from workers.wire.kv_messages import KvAbort, Padding
 from workers.wire.warming import MOST_BYTES, warm_up_for
 
 MBIT = 10**6
