@@ -1,4 +1,4 @@
-"""The scale model (DESIGN 8): what a small lab has to emulate so that the times of a large deployment are kept. Pure.
+"""The scale model: what a small lab has to emulate so that the times of a large deployment are kept. Pure.
 
 A deployment's prompts are divided by `prompt_scale`, and cache blocks with them; a token's KV is the small model's.
 Rates of links shrink by exactly the ratio of bytes, round trips stay, compute is paced to the deployment's speed. So

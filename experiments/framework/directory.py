@@ -1,4 +1,4 @@
-"""A run's directory (DESIGN 10): parts as they are done, and the files that the contract names, made from them.
+"""A run's directory: parts as they are done, and the files that docs/experiments.md names, made from them.
 
     run.json         topology, seeds, parameters, trace hashes, versions, machine, verification, faithful or why not
     requests.jsonl   a line per request        links.jsonl   a row per link and second

@@ -1,6 +1,6 @@
 """A published figure beside what was measured: target, value, interval over seeds, verdict, label. Pure.
 
-Labels (DESIGN 11): *configured* follows from a setting; *fitted*: a free parameter was chosen to hit it; *predicted*:
+Labels: *configured* follows from a setting; *fitted*: a free parameter was chosen to hit it; *predicted*:
 nothing was chosen to hit it; *check*: not published, the run's own book-keeping.
 """
 

@@ -1,7 +1,7 @@
 """Prompts for a trace's requests: token ids such that equal block ids mean equal tokens. Pure.
 
 Blocks of the trace become blocks of `block_tokens` token ids drawn by the block's id; a scale model asks for fewer than
-the trace's own (DESIGN 8).
+the trace's own.
 """
 
 import random

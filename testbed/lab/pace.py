@@ -1,5 +1,5 @@
 """What paced workers say of how they keep their profiles' times (`pace-HOST.json` in the lab's records), and whether a
-lab's figures can be trusted by that (DESIGN 8). The workers own the files and their counts: docs/engine.md, "Pacing".
+lab's figures can be trusted by that. The workers own the files and their counts: docs/engine.md, "Pacing".
 """
 
 import json

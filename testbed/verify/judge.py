@@ -1,4 +1,4 @@
-"""Whether a measured link is what it was asked to be. Pure; tolerances are DESIGN 6's.
+"""Verdict on each figure of a measured link: is it what was asked? Pure.
 
 Owns the tolerances and the intervals. A figure that was not measured is not judged, and says so.
 """
