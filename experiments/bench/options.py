@@ -14,7 +14,7 @@ from pathlib import Path
 
 from experiments.bench.load import Load, LoadError, altered, check_fits, divided, kept, left_out, with_output
 from experiments.bench.synthetic import Synthetic
-from experiments.traces.read import read_trace
+from experiments.traces import read_trace
 from experiments.traces.trace import Request, Trace
 
 

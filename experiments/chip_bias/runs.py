@@ -45,7 +45,6 @@ class ChipBiasSession:
         self._scale = lab.plan.scale.scale
 
     def run(self, part: Part, directory: Path, progress: Progress) -> PartResult:
-        directory.mkdir(parents=True, exist_ok=True)
         capture = directory / "wan0.pcapng"
         prefilling = part.detail["kind"] == "prefill"
         source = random.Random(f"chip-bias {part.seed}")  # the same prompts for both chips
@@ -53,7 +52,6 @@ class ChipBiasSession:
         with self._lab.capturing("wan0", capture):
             found = self._prefill(part, source, progress) if prefilling else self._decode(part, source, progress)
         check = check_bytes(capture, self._lab.record.results)
-        capture.unlink()
         about = {"part": part.name, "row": part.detail["row"], "seed": part.seed}
         measured = prefilled if prefilling else decoded
         records = [{**record, **about, **measured(record, self._scale)} for record in found]

@@ -106,8 +106,7 @@ def _read(
 ) -> "tuple[Trace, int]":
     """The trace to simulate, and how many of its requests are behind `num`."""
     from experiments.sim.workload import BadWorkload, at_rate, first, spread
-    from experiments.traces import TraceError
-    from experiments.traces.read import read_trace
+    from experiments.traces import TraceError, read_trace
 
     try:
         trace, beyond_num = read_trace(file), 0

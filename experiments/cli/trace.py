@@ -142,8 +142,7 @@ def convert(file: Path, out: Path, form: str, block_tokens: int | None, force: b
 
 
 def _read(file: Path, form: str, block_tokens: int | None) -> "Trace":
-    from experiments.traces import TraceError
-    from experiments.traces.read import read_trace
+    from experiments.traces import TraceError, read_trace
 
     try:
         return read_trace(file, form, block_tokens)

@@ -13,7 +13,7 @@ from experiments.framework.checks import bytes_figure
 from experiments.framework.figures import Figure
 from experiments.framework.lab import ExperimentLab
 from experiments.report.charts import Chart, Series, cdf
-from experiments.traces.read import read_trace
+from experiments.traces import read_trace
 from experiments.traces.stats import stats
 from experiments.traces.trace import Trace
 

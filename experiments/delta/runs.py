@@ -123,7 +123,6 @@ class DeltaSession:
         self._pause_s = 2 * max(wan.rtt_ns for wan in lab.plan.wans) / 1e9
 
     def run(self, part: Part, directory: Path, progress: Progress) -> PartResult:
-        directory.mkdir(parents=True, exist_ok=True)
         capture = directory / "wan0.pcapng"
         work = workload(part, self._trace)
         for prompt in work.prompts[: work.warm_up]:
@@ -136,7 +135,6 @@ class DeltaSession:
                 records.append({**record, "part": part.name, "row": part.detail["row"], "seed": part.seed})
                 progress((index + 1) / len(measured))
         check = check_bytes(capture, self._lab.record.results)
-        capture.unlink()
         return PartResult(records, {**check.facts(), "trace_sha256": work.trace_sha256}, check.reasons)
 
     def _send(self, prompt: list[int]) -> dict[str, object]:

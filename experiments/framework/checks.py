@@ -49,7 +49,7 @@ class BytesCheck:
 
 
 def check_bytes(capture: Path, records: Path) -> BytesCheck:
-    """Raises ExperimentError when either cannot be read."""
+    """The check of a capture, which is removed. Raises ExperimentError when either cannot be read."""
     try:
         context = Context.from_comment(read_comment(capture))
         if context is None:
@@ -57,6 +57,7 @@ def check_bytes(capture: Path, records: Path) -> BytesCheck:
         result = audit(capture, context, records)
     except (UnreadableCapture, BadCounters) as error:
         raise ExperimentError(str(error)) from None
+    capture.unlink()
     totals = [row for row in result.rows if row.traffic == TOTAL and row.counted]
     differences = [abs(row.difference) for row in totals if row.difference is not None]
     problems = list(result.problems)

@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from experiments.framework.base import ExperimentError
 from experiments.framework.links import LinkWatch, SettingsWatch
+from experiments.framework.process import Process
 from testbed.capture.counters import CounterReader
 from testbed.interpreter import environment, program
 from testbed.lab import start
@@ -29,61 +30,6 @@ RING = "128MiB"  # rides out seconds in which a busy machine lets nobody write
 QUIET_S = 0.2  # at the beginning of a capture
 SETTLE_S = 10.0  # for the last frames of what came before
 PATIENCE_S = 300.0  # for what a slow machine does slowly; everything here ends by itself long before
-
-
-class Process:
-    """A program in a host that takes orders and reports events, one JSON object a line."""
-
-    def __init__(self, host: str, command: list[str], variables: dict[str, str], log: Path) -> None:
-        self.host = host
-        self._log = log
-        with log.open("ab") as errors:
-            self._child = subprocess.Popen(
-                command,
-                env=variables,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                start_new_session=True,  # Ctrl-C is for the experiment, which ends this
-            )
-
-    def order(self, **fields: Any) -> None:
-        assert self._child.stdin is not None
-        try:
-            self._child.stdin.write(json.dumps(fields).encode() + b"\n")
-            self._child.stdin.flush()
-        except BrokenPipeError:
-            raise self._lost() from None
-
-    def events(self) -> Iterator[dict[str, Any]]:
-        """What it reports, until it ends. Raises ExperimentError when it fails."""
-        assert self._child.stdout is not None
-        for line in self._child.stdout:
-            event: dict[str, Any] = json.loads(line)
-            if event["event"] == "failed":
-                raise ExperimentError(event["error"])
-            yield event
-        raise self._lost()
-
-    def wait_for(self, event: str) -> dict[str, Any]:
-        """The next event of that name."""
-        return next(found for found in self.events() if found["event"] == event)
-
-    def close(self) -> None:
-        assert self._child.stdin is not None
-        with suppress(BrokenPipeError):
-            self._child.stdin.close()
-        try:
-            self._child.wait(5)
-        except subprocess.TimeoutExpired:
-            self._child.kill()
-            self._child.wait()
-        if self._child.stdout is not None:
-            self._child.stdout.close()
-
-    def _lost(self) -> ExperimentError:
-        said = self._log.read_text(errors="replace").strip().splitlines()[-8:] if self._log.exists() else []
-        return ExperimentError(f"the program on {self.host} ended" + "".join(f"\n    {line}" for line in said))
 
 
 class ExperimentLab:
@@ -160,7 +106,7 @@ class ExperimentLab:
         plan = next(one for one in self.plan.hosts if one.name == host)
         told = host_environment(self.plan, plan, self._secret, str(self.record.results))
         variables = {**environment(), "PDDBED_INSIDE": json.dumps({**told, "PDDBED_RECORDS": str(self.directory)})}
-        command = [*program("experiments.framework.inside"), str(self.record.directory), host, *program(module)]
+        command = [*program("experiments.framework.process"), str(self.record.directory), host, *program(module)]
         process = Process(host, command, variables, self.directory / f"{host}.log")
         self._processes.append(process)
         return process

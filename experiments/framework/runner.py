@@ -130,8 +130,10 @@ def _run_parts(
                 progress.begin(part)
                 settings = lab.settings()
                 in_lab["settings"] = in_lab["settings"] or settings.begin
+                folder = directory.part(part.name)
+                folder.mkdir(parents=True, exist_ok=True)
                 with lab.watching(directory.links, part.name) as watch:
-                    result = session.run(part, directory.part(part.name), progress.advance)
+                    result = session.run(part, folder, progress.advance)
                 in_lab["changes"][part.name] = settings.changes()
                 result = replace(result, reasons=[*result.reasons, *watch.reasons()])
                 in_lab["verified_after"] = lab.verify()  # after each part: it covers the lab's life until then

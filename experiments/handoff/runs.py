@@ -4,13 +4,13 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from experiments.framework.base import ExperimentError, Options, Part, PartResult, Progress
 from experiments.framework.checks import check_bytes
-from experiments.framework.lab import ExperimentLab, Process
+from experiments.framework.lab import ExperimentLab
+from experiments.framework.process import Process
 from experiments.handoff.endpoint import ONLY_IDS
 from experiments.handoff.fit import (
     RECOMPUTE_MAX_MS,
@@ -21,8 +21,8 @@ from experiments.handoff.fit import (
     Fit,
     as_csv,
 )
-from experiments.transport.counting import note_quietly
 from experiments.transport.memory import Shape
+from experiments.transport.pair import note_quietly, start_pair
 from testbed.interpreter import environment, program
 
 SMOLLM2 = "smollm2-135m"
@@ -75,7 +75,6 @@ class HandoffSession:
         self.copies = receiver.wait_for("copied")
 
     def run(self, part: Part, directory: Path, progress: Progress) -> PartResult:
-        directory.mkdir(parents=True, exist_ok=True)
         detail = part.detail
         self._prepare(detail["model"])
         capture = directory / "wan0.pcapng"
@@ -86,7 +85,6 @@ class HandoffSession:
                 records = self._kv(part, progress) if detail["kind"] == "kv" else self._recompute(part, progress)
             note_quietly(self._sender, self._receiver)
         check = check_bytes(capture, self._lab.directory)
-        capture.unlink()
         reasons = [*check.reasons, *_late(records)]
         copies = {key: self.copies[key] for key in ("median_ms", "max_ms", "device")}
         return PartResult(records, {**check.facts(), "host_copies": copies}, reasons)
@@ -222,13 +220,7 @@ def _recompute_record(part: Part, index: int, sent_ns: int, done: dict[str, Any]
 def open_session(lab: ExperimentLab, fit: Fit) -> Iterator[HandoffSession]:
     """Start both ends, connect, open the windows."""
     shape = Shape(TOKENS, 4, fit.bytes_per_token)
-    module = "experiments.handoff.endpoint"
-    ends = []
-    for host in ("md0", "p0"):
-        ends.append(lab.start_program(host, module))
-        ends[-1].order(shape=asdict(shape), connection_bps=None)
-        ends[-1].wait_for("ready")
-    receiver, sender = ends
+    sender, receiver = start_pair(lab, "experiments.handoff.endpoint", shape, None)
     sender.order(op="transfers", name="warm-up", starts_ns=[0] * 12, first_blocks=[0] * 12)
     sender.wait_for("done")
     yield HandoffSession(lab, fit, sender, receiver)

@@ -98,7 +98,6 @@ class _ModesSession:
         self._client = client
 
     def run(self, part: Part, directory: Path, progress: Progress) -> PartResult:
-        directory.mkdir(parents=True, exist_ok=True)
         capture = directory / "wan0.pcapng"
         count = part.detail["count"]
         source = random.Random(f"modes {part.seed} {part.detail['load']}")  # the same prompts for every mode
@@ -109,7 +108,6 @@ class _ModesSession:
                 prompts, self._answer_tokens, part.detail["load"], lambda done: progress(done / count)
             )
         check = check_bytes(capture, self._lab.record.results)
-        capture.unlink()
         reasons = check.reasons
         failed = sum(not record["success"] for record in found)
         if failed:

@@ -7,7 +7,7 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,12 @@ from experiments.framework.base import ExperimentError, Options, Part, PartResul
 from experiments.framework.checks import check_bytes
 from experiments.framework.directory import edit_topology, write_whole
 from experiments.framework.figures import percentile
-from experiments.framework.lab import ExperimentLab, Process
+from experiments.framework.lab import ExperimentLab
+from experiments.framework.process import Process
 from experiments.skew.fit import FIT_FILE, TOPOLOGY, TRANSFERS, Fit, as_json, refit
 from experiments.traces.hit_rates import BIMODAL, DISTRIBUTIONS, MEAN_MATCHED, SKEWED, UNIFORM, MissRates, draw
-from experiments.transport.counting import note_quietly
 from experiments.transport.memory import Shape
+from experiments.transport.pair import note_quietly, start_pair
 
 BLOCKS = 256  # of a whole prompt: miss rates come in steps of 0.4 %
 FULL = Shape(tokens=4096, block_size=16, bytes_per_token=256)
@@ -114,7 +115,6 @@ class SkewSession:
         return sorted(found, key=lambda transfer: int(transfer["index"]))
 
     def run(self, part: Part, directory: Path, progress: Progress) -> PartResult:
-        directory.mkdir(parents=True, exist_ok=True)
         capture = directory / "wan0.pcapng"
         detail = part.detail
         starts_ns = [round(index * detail["spacing_ms"] * 1e6) for index in range(detail["transfers"])]
@@ -124,7 +124,6 @@ class SkewSession:
             found = self.transfers(part.name, starts_ns, blocks, progress)
             note_quietly(self._sender, self._receiver)
         check = check_bytes(capture, self._lab.directory)
-        capture.unlink()
         records = [_record(part, blocks[transfer["index"]], transfer) for transfer in found]
         late_ms = percentile([record["pdd_late_ms"] for record in records], 0.99)
         reasons = check.reasons
@@ -166,13 +165,7 @@ def _record(part: Part, first_block: int, transfer: dict[str, Any]) -> dict[str,
 @contextmanager
 def open_session(lab: ExperimentLab, shape: Shape, connection_bps: int) -> Iterator[SkewSession]:
     """Start both ends, connect, open the windows."""
-    module = "experiments.transport.endpoint"
-    ends = []
-    for host in ("md0", "p0"):  # one after the other: the sender's deadline to connect runs from its own start
-        ends.append(lab.start_program(host, module))
-        ends[-1].order(shape=asdict(shape), connection_bps=connection_bps)
-        ends[-1].wait_for("ready")
-    receiver, sender = ends
+    sender, receiver = start_pair(lab, "experiments.transport.endpoint", shape, connection_bps)
     session = SkewSession(lab, sender, receiver)
     session.transfers("warm-up", [0] * _WARM_UP, [0] * _WARM_UP)
     yield session

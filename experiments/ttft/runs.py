@@ -70,7 +70,6 @@ class TtftSession:
         self._records = LabRecords(lab.record.results / "requests.jsonl")
 
     def run(self, part: Part, directory: Path, progress: Progress) -> PartResult:
-        directory.mkdir(parents=True, exist_ok=True)
         capture = directory / "wan0.pcapng"
         work = workload(self._fit, self._shape, part.seed, part.detail["requests"])
         begun = time.monotonic()
@@ -87,7 +86,6 @@ class TtftSession:
         seconds = time.monotonic() - begun
         used = _cpu_s()
         check = check_bytes(capture, self._lab.record.results)
-        capture.unlink()
         late_ms = percentile([one.late_ns / 1e6 for one in answered], 0.99)
         failed = [one.error for one in answered if one.name is None]
         failed += [record["error"] for record in found.values() if not record["success"]]

@@ -9,7 +9,7 @@ import pytest
 
 from experiments.delta.runs import CONTEXT, SCALE, SESSION_TURNS, excerpt, parts, trace_file, workload
 from experiments.framework.base import Options
-from experiments.traces.read import read_trace
+from experiments.traces import read_trace
 from experiments.traces.trace import Request, Trace
 from tests.conftest import ROOT
 

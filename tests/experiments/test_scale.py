@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from experiments.traces import read_trace
 from experiments.traces.generate import Recipe, generate
-from experiments.traces.read import read_trace
 from experiments.traces.scale import Deployment, Groups, Lab, Scale, ScaleError, check_trace, scaled_trace, share_moved
 
 REAL = Deployment(

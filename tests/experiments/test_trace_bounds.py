@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from experiments.traces.read import read_trace
+from experiments.traces import read_trace
 from experiments.traces.stats import stats
 from tests.conftest import ROOT, run_pddbed
 
@@ -125,7 +125,7 @@ READER = """
 import json, sys, time
 from pathlib import Path
 from experiments.traces import TraceError
-from experiments.traces.read import read_trace
+from experiments.traces import read_trace
 for name in sys.stdin.read().splitlines():
     began = time.process_time()
     try:

@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.traces import Request, Trace, TraceError
+from experiments.traces import Request, Trace, TraceError, read_trace
 from experiments.traces.generate import Recipe, generate
 from experiments.traces.hit_rates import DISTRIBUTIONS, MEAN_MATCHED, SKEWED, STRATUM, UNIFORM, draw, share_above
 from experiments.traces.mooncake import write_trace
 from experiments.traces.prompts import PromptMaker
-from experiments.traces.read import read_trace
 from experiments.traces.stats import hits, stats
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "traces"

@@ -1,10 +1,27 @@
-"""Having both endpoints note their byte counters at a moment when nothing is on its way."""
+"""Both ends of the transport, as an experiment has them: started in p0 and md0, and their byte counters noted.
+
+The counters are noted at a moment when nothing is on its way.
+"""
 
 import time
+from dataclasses import asdict
 
-from experiments.framework.lab import Process
+from experiments.framework.lab import ExperimentLab
+from experiments.framework.process import Process
+from experiments.transport.memory import Shape
 
 _NOTES, _EVERY_S = 40, 0.13
+
+
+def start_pair(lab: ExperimentLab, module: str, shape: Shape, connection_bps: int | None) -> tuple[Process, Process]:
+    """Start `module` as sender and as receiver, connected."""
+    ends = []
+    for host in ("md0", "p0"):  # one after the other: the sender's deadline to connect runs from its own start
+        ends.append(lab.start_program(host, module))
+        ends[-1].order(shape=asdict(shape), connection_bps=connection_bps)
+        ends[-1].wait_for("ready")
+    receiver, sender = ends
+    return sender, receiver
 
 
 def note_quietly(sender: Process, receiver: Process) -> None:
