@@ -25,9 +25,8 @@ from typing import Any
 import httpx
 import torch
 
-from benchmarks import out
-from benchmarks.chaos_judge import books, verdict
-from benchmarks.health_watch import HealthWatch
+from benchmarks import harness
+from benchmarks.chaos_checks import HealthWatch, books, verdict
 from benchmarks.load import Case, clear_case
 from benchmarks.rude_clients import KINDS, WEIGHTS, Wrong
 from testbed.lab.troubles import Troubles
@@ -258,7 +257,7 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--mode", choices=MODES, action="append")
-    out.add_option(parser)
+    harness.add_option(parser)
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows, modes = [], options.mode or MODES
@@ -273,7 +272,7 @@ def main() -> int:
 
             rows.append(over_a_lab(options.lab_requests, options.clients, options.seed, Path(directory)))
             print(json.dumps(rows[-1], indent=2), flush=True)
-    out.write(options.out, rows)
+    harness.write(options.out, rows)
     bad = [problem for row in rows for problem in verdict(row)]
     for problem in bad:
         print(problem, file=sys.stderr)

@@ -16,7 +16,7 @@ import httpx
 import torch
 
 from benchmarks.chaos import Load, controls, held
-from benchmarks.chaos_judge import books
+from benchmarks.chaos_checks import books
 from testbed.lab.troubles import WORDS
 from workers.models import ModelSpec, load_model
 

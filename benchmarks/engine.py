@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks import out
+from benchmarks import harness
 from workers.cache import BlockCache
 from workers.engine import BlockPool, Chunk, Drafter, Engine, Sampling, Sequence, Speculation
 from workers.models import LoadedModel, ModelError, ModelSpec, load_model
@@ -206,13 +206,13 @@ def line(figure: Figure) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    out.add_option(parser)
+    harness.add_option(parser)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     figures = measure(arguments.rounds)
     lines = [line(figure) for figure in figures]
     print("\n".join(lines))
-    out.write(arguments.out, [asdict(figure) for figure in figures], lines)
+    harness.write(arguments.out, [asdict(figure) for figure in figures], lines)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks import out
+from benchmarks import harness
 from workers.environment import read_environment
 from workers.local import Layout, Plan
 from workers.models import LoadedModel, ModelSpec, load_model
@@ -269,7 +269,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=2000)
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=3)
-    out.add_option(parser)
+    harness.add_option(parser)
     options = parser.parse_args()
     found = asyncio.run(measure(options.tokens, options.streams, options.rounds))
     print(f"{'':28}{'gateway':>10}{'nothing':>10}")
@@ -283,7 +283,7 @@ def main() -> int:
     latency, cost = found["overhead_latency_ms"], found["overhead_cpu_ms"]
     verdict = "met" if holds else "MISSED"
     print(f"overhead a token: {latency:.3f} ms of latency, {cost:.3f} ms of CPU; limit {LIMIT_MS} ms: {verdict}")
-    out.write(options.out, found)
+    harness.write(options.out, found)
     return 0 if holds else 1
 
 

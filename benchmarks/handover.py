@@ -29,7 +29,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks import out
+from benchmarks import harness
 
 PDDBED = [sys.executable, "-c", "from testbed.cli import main; main()"]
 MODES = ("one-shot", "catch-up", "overlap", "kv")
@@ -228,7 +228,7 @@ def main() -> int:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--prompt", type=int, default=200, help="tokens")
     parser.add_argument("--answer", type=int, default=140, help="tokens")
-    out.add_option(parser)
+    harness.add_option(parser)
     options = parser.parse_args()
     found = []
     for rtt in options.rtt:
@@ -241,7 +241,7 @@ def main() -> int:
         lines.append(f"token ids: at most {ids:g} bytes a token in frames, its KV {kv:g}: {kv / ids:.0f} times as many")
     lines += [f"{row['mode']} at {row['rtt_ms']:g} ms RTT: pause above its bound" for row in found if not row["holds"]]
     print("\n".join(lines))
-    out.write(options.out, {"model": options.model, "rate_bps": RATE_BPS, "rows": found}, lines)
+    harness.write(options.out, {"model": options.model, "rate_bps": RATE_BPS, "rows": found}, lines)
     return 0 if all(row["holds"] for row in found) else 1
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import torch
 
-from benchmarks import out
+from benchmarks import harness
 from workers.engine import Sampling, generate
 from workers.local import InProcessCluster, Layout
 from workers.models import LoadedModel, ModelSpec, load_model
@@ -96,7 +96,7 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=40)
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--models", default="tiny,smollm2-135m")
-    out.add_option(parser)
+    harness.add_option(parser)
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows = [measure(name, options.requests, options.tokens) for name in options.models.split(",")]
@@ -109,7 +109,7 @@ def main() -> int:
             f"{row['share_of_bytes']:>15.1%}"
         )
     print("\n".join(lines))
-    out.write(options.out, rows, lines)
+    harness.write(options.out, rows, lines)
     return 0
 
 

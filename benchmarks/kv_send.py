@@ -16,8 +16,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks import out
-from benchmarks.programs import pddbed
+from benchmarks import harness
+from benchmarks.harness import pddbed
 from benchmarks.warm_start import ask
 
 WAYS = ("after-prefill", "chunked")
@@ -65,7 +65,7 @@ def main() -> int:
     parser.add_argument("--rate", default="200mbit")
     parser.add_argument("--rtt", default="20ms")
     parser.add_argument("--tokens", type=int, default=3000)
-    out.add_option(parser)
+    harness.add_option(parser)
     options = parser.parse_args()
     rounds: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
@@ -86,7 +86,7 @@ def main() -> int:
         )
         lines.append(f"{way:<15}{prefill:>9.0f} ms{transfer:>9.0f} ms{exposed:>13.0f} ms{ttft:>9.0f} ms")
     print("\n".join(lines))
-    out.write(options.out, {**vars(options), "out": str(options.out), "rounds": rounds}, lines)
+    harness.write(options.out, {**vars(options), "out": str(options.out), "rounds": rounds}, lines)
     return 0
 
 

@@ -16,8 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks import out
-from benchmarks.programs import output, pddbed, require
+from benchmarks import harness
+from benchmarks.harness import output, pddbed, require
 
 SANDBOX = ["unshare", "--net", "--pid", "--mount", "--fork", "--kill-child", "--mount-proc"]
 ROUTER_FORWARDING = "sysctl -qw net.ipv4.ip_forward=1"
@@ -88,7 +88,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--hosts", type=int, default=8)
-    out.add_option(parser)
+    harness.add_option(parser)
     parser.add_argument("--plain", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.plain:
@@ -118,7 +118,7 @@ def main() -> None:
     for small, large in ((8, 16), (16, 32), (32, 64)):
         each = (sizes[large] - sizes[small]) / (large - small)
         print(f"{small} -> {large} hosts: {sizes[large]:.2f} s, {1000 * each:.1f} ms for each host more")
-    out.write(arguments.out, result)
+    harness.write(arguments.out, result)
 
 
 if __name__ == "__main__":

@@ -23,8 +23,8 @@ from pathlib import Path
 from statistics import fmean, median, pstdev
 from typing import Any
 
-from benchmarks import out, tcp, udp
-from benchmarks.programs import require
+from benchmarks import harness, tcp, udp
+from benchmarks.harness import require
 from testbed.impairment import BernoulliLoss, GilbertElliottLoss, Impairment, Jitter
 from testbed.links.rig import HOST_B, Rig, rig
 from testbed.links.userspace import UserspaceLink
@@ -333,7 +333,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(PARTS), help="comma-separated: " + ", ".join(PARTS))
     parser.add_argument("--quick", action="store_true", help="shorter runs, for a look")
-    out.add_option(parser)
+    harness.add_option(parser)
     parser.add_argument("--nice", type=int, default=0, help="of the measuring hosts, where others use the machine too")
     arguments = parser.parse_args()
     require("iperf3", "ip", "unshare")
@@ -347,7 +347,7 @@ def main() -> None:
                 flush=True,
             )
     machine = {"kernel": platform.release(), "cpus": os.cpu_count(), "python": platform.python_version()}
-    out.write(arguments.out, {"machine": machine, "rows": rows})
+    harness.write(arguments.out, {"machine": machine, "rows": rows})
     sys.exit(0 if all(row["ok"] for row in rows) else 1)
 
 

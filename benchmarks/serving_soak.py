@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 import torch
 
-from benchmarks import out
+from benchmarks import harness
 from benchmarks.load import Case, make_cases, run_cases, wait_until_nothing_is_held
 from workers.local import Layout, LocalCluster
 from workers.models import LoadedModel, ModelSpec, load_model
@@ -156,7 +156,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serving_soak", description=__doc__)
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--at-once", type=int, default=8)
-    out.add_option(parser)
+    harness.add_option(parser)
     options = parser.parse_args()
     torch.set_num_threads(1)
     found = run(load_model(ModelSpec("tiny")), options.requests, options.at_once)
@@ -177,7 +177,7 @@ def main() -> int:
         print(f"{name:12}{first:9.1f} MB{last:9.1f} MB{growth['rss_bytes'] / 1e6:9.2f} MB")
     problems = verdict(found)
     print("\n".join(problems) or "no wrong answer, nothing grew, everything was given back")
-    out.write(options.out, found)
+    harness.write(options.out, found)
     return 1 if problems else 0
 
 

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
-from benchmarks import out
+from benchmarks import harness
 from workers.wire.connection import Local
 from workers.wire.frames import PROTOCOL_VERSION
 from workers.wire.handshake import Facts
@@ -248,7 +248,7 @@ def report(rows: list[Row], plain: float, say: Callable[[str], None]) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.transport", description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
-    out.add_option(parser)
+    harness.add_option(parser)
     options = parser.parse_args()
     rows = [measure(model, transfers, options.rounds) for model in BYTES_PER_TOKEN for transfers in (1, 8)]
     plain = plain_socket(TOTAL_BYTES, options.rounds)
@@ -256,7 +256,7 @@ def main() -> int:
     reached = report(rows, plain, lines.append)
     print("\n".join(lines))
     figures = {"target_bytes_per_s": TARGET_BYTES_PER_S, "plain_socket_bytes_per_s": plain}
-    out.write(options.out, {**figures, "rows": [asdict(row) for row in rows]}, lines)
+    harness.write(options.out, {**figures, "rows": [asdict(row) for row in rows]}, lines)
     return 0 if reached else 1
 
 

@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import out
+from benchmarks import harness
 from benchmarks.load import Case, Tally, add_settled, make_cases, run_cases, wait_until_nothing_is_held
 from workers.models import LoadedModel, ModelSpec, load_model
 
@@ -198,7 +198,7 @@ def main() -> int:
     parser.add_argument("--requests", type=int)
     parser.add_argument("--at-once", type=int)
     parser.add_argument("--model")
-    out.add_option(parser)
+    harness.add_option(parser)
     options = parser.parse_args()
     changes = {key: value for key in ("requests", "at_once", "model") if (value := getattr(options, key)) is not None}
     plan = replace(PLANS[options.plan], **changes)
@@ -209,7 +209,7 @@ def main() -> int:
             print(f"{key.replace('_', ' '):20} {value}")
     problems = verdict(plan, found)
     print("\n".join(problems) or "every answer is the control's; nothing is held")
-    out.write(options.out, found)
+    harness.write(options.out, found)
     return 1 if problems else 0
 
 

@@ -16,8 +16,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from benchmarks import out
-from benchmarks.programs import pddbed
+from benchmarks import harness
+from benchmarks.harness import pddbed
 
 TOKENS = 1000
 TOPOLOGY = """
@@ -74,7 +74,7 @@ def main() -> int:
     parser.add_argument("--rate", default="400mbit")
     parser.add_argument("--rtt", default="40ms")
     parser.add_argument("--settle", type=float, default=1.0, help="seconds between `up` and the first request")
-    out.add_option(parser)
+    harness.add_option(parser)
     options = parser.parse_args()
     rounds: dict[str, list[dict[str, float]]] = {"cold": [], "warm": []}
     for _ in range(options.rounds):
@@ -88,7 +88,7 @@ def main() -> int:
         )
         lines.append(f"{name:<6}{first:>9.1f} ms{second:>9.1f} ms{padding:>10.0f} B{up_s:>7.2f} s")
     print("\n".join(lines))
-    out.write(options.out, {**vars(options), "out": str(options.out), "rounds": rounds}, lines)
+    harness.write(options.out, {**vars(options), "out": str(options.out), "rounds": rounds}, lines)
     return 0
 
 

@@ -37,7 +37,7 @@ def test_a_missing_program_is_one_sentence_with_its_package(name: str, tmp_path:
     ("arguments", "words"), [(["down", "--nonsense"], "No such option"), (["up", "/none"], "no such")]
 )
 def test_a_command_that_fails_says_why(arguments: list[str], words: str) -> None:
-    code = "import sys; from benchmarks.programs import pddbed; pddbed(*sys.argv[1:])"
+    code = "import sys; from benchmarks.harness import pddbed; pddbed(*sys.argv[1:])"
     done = subprocess.run([sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1
     assert words in done.stderr

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.chaos import controls, full_disk, over_a_cluster
-from benchmarks.chaos_judge import books, verdict
+from benchmarks.chaos_checks import books, verdict
 from testbed.lab.troubles import Troubles
 from tests.workers.failures.rig import Answer, Rig
 from tests.workers.serving import prompt_of

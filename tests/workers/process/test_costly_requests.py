@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from benchmarks.health_watch import HealthWatch
+from benchmarks.chaos_checks import HealthWatch
 from workers.local import Layout, LocalCluster
 
 AT_ONCE = 8

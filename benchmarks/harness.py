@@ -1,8 +1,28 @@
-"""Programs that benchmarks run: one sentence when one is not here, or fails."""
+"""Machinery of all benchmarks: programs that they run, and the figures and tables that they leave (`--out`)."""
 
+import argparse
+import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def add_option(parser: argparse.ArgumentParser) -> None:
+    """`--out`, for `write`."""
+    words = "write the figures as JSON, and the table, where there is one, beside it as .txt"
+    parser.add_argument("--out", type=Path, metavar="FILE", help=words)
+
+
+def write(file: Path | None, figures: object, lines: Sequence[str] = ()) -> None:
+    """Nothing without a file."""
+    if file is None:
+        return
+    file.with_suffix(".json").write_text(json.dumps(figures, indent=1) + "\n")
+    if lines:
+        file.with_suffix(".txt").write_text("\n".join(lines) + "\n")
+
 
 PACKAGES = {
     "brctl": "bridge-utils",
