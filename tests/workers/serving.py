@@ -1,15 +1,17 @@
-"""What the tests of wire, roles and gateway share: clusters, a TCP relay between two workers, waiting for a state."""
+"""Helpers of the tests of roles and gateway: clusters with proxies between workers, requests, waiting for a state."""
 
 import asyncio
+import json
 import socket
 import time
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import httpx
+import pytest
 
+from tests.workers.proxy import Proxy
 from workers.local import InProcessCluster, Layout
 from workers.models import LoadedModel
 
@@ -47,112 +49,8 @@ async def eventually(condition: Callable[[], bool], within_s: float, what: str) 
     return time.monotonic() - start
 
 
-class Relay:
-    """A real TCP relay in front of a port: limits the rate, pauses, spoils or cuts what goes through.
-
-    `rate_bytes_per_s` and `pause` act on what the dialler sends; `spoil_at` flips one bit of that byte (counted over
-    the connection) on every connection made after it was set. `back_bytes_per_s` acts on what it is answered, `held` on
-    what the dialler of that port sends.
-    """
-
-    def __init__(self, target_port: int = 0, buffer_bytes: int = 128 << 10) -> None:
-        """`buffer_bytes`: what waits in the relay itself, which the sender takes for arrived."""
-        self._target_port = target_port
-        self._buffer_bytes = buffer_bytes
-        self._writers: list[asyncio.StreamWriter] = []
-        self._server: asyncio.Server | None = None
-        self._flowing = asyncio.Event()
-        self._flowing.set()
-        self._both_ways = False
-        self.rate_bytes_per_s: float | None = None
-        self.back_bytes_per_s: float | None = None
-        self.held: int | None = None
-        self.spoil_at: int | None = None
-        self.port = 0
-        self.forwarded = 0
-
-    async def __aenter__(self) -> Self:
-        # a small receive buffer, so that what the relay holds back stays visible to the sender
-        listener = socket.socket()
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._buffer_bytes)
-        listener.bind(("127.0.0.1", 0))
-        self._server = await asyncio.start_server(self._serve, sock=listener, limit=min(16 << 10, self._buffer_bytes))
-        self.port = self._server.sockets[0].getsockname()[1]
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        assert self._server is not None
-        self._flowing.set()
-        self._server.close()
-        self.cut()
-
-    def aim(self, port: int) -> None:
-        self._target_port = port
-
-    def pause(self, both_ways: bool = False) -> None:
-        """Hold what the dialler sends, until `resume`; with `both_ways` also what it is answered, an end among it."""
-        self._both_ways = both_ways
-        self._flowing.clear()
-
-    def resume(self) -> None:
-        self._flowing.set()
-
-    def cut(self, dialler_port: int | None = None) -> None:
-        """Reset every connection, or the one that was dialled from a port."""
-        pairs = list(zip(self._writers[::2], self._writers[1::2], strict=True))
-        for pair in pairs:
-            if dialler_port in (None, pair[0].get_extra_info("peername")[1]):
-                for writer in pair:
-                    self._writers.remove(writer)
-                    with suppress(Exception):
-                        writer.transport.abort()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target_port)
-        except OSError:
-            writer.close()
-            return
-        self._writers += [writer, far_writer]
-        with suppress(OSError, asyncio.CancelledError):
-            await asyncio.gather(
-                self._pump(reader, far_writer, shaped=True), self._pump(far_reader, writer, shaped=False)
-            )
-
-    def _dialler_of(self, far_writer: asyncio.StreamWriter) -> int:
-        port: int = self._writers[self._writers.index(far_writer) - 1].get_extra_info("peername")[1]
-        return port
-
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, shaped: bool) -> None:
-        carried = 0
-        due = time.monotonic()
-        while data := await reader.read(16 << 10):
-            rate = self.rate_bytes_per_s if shaped else self.back_bytes_per_s
-            if shaped:
-                await self._flowing.wait()
-                while self.held is not None and self.held == self._dialler_of(writer):
-                    await asyncio.sleep(0.01)
-            if rate is not None:
-                due = max(due, time.monotonic()) + len(data) / rate
-                await asyncio.sleep(due - time.monotonic())
-            if shaped:
-                if self.spoil_at is not None and carried <= self.spoil_at < carried + len(data):
-                    spoilt = bytearray(data)
-                    spoilt[self.spoil_at - carried] ^= 1
-                    data = bytes(spoilt)
-                self.forwarded += len(data)
-            carried += len(data)
-            if self._both_ways:
-                await self._flowing.wait()
-            writer.write(data)
-            await writer.drain()
-        if self._both_ways:
-            await self._flowing.wait()
-        writer.close()
-
-
 class SlowWan:
-    """An in-process cluster with relays on the way from prefill to each decode, and between those two.
+    """An in-process cluster with proxies on the way from prefill to each decode, and between those two.
 
     `rate_bytes_per_s` holds for KV on its way to main decode; `fabric` and `ids` are free until a test slows them.
     """
@@ -162,16 +60,16 @@ class SlowWan:
         self._directory = directory
         self._layout = layout
         self._rate = rate_bytes_per_s
-        self.wan, self.fabric, self.ids = Relay(), Relay(), Relay()
+        self.wan, self.fabric, self.ids = Proxy(), Proxy(), Proxy()
         self._ways = {("p0", "md0"): self.wan, ("p0", "rld0"): self.fabric, ("rld0", "md0"): self.ids}
 
     async def __aenter__(self) -> Self:
-        for relay in self._ways.values():
-            await relay.__aenter__()
-        reroute = {way: relay.port for way, relay in self._ways.items()}
+        for proxy in self._ways.values():
+            await proxy.__aenter__()
+        reroute = {way: proxy.port for way, proxy in self._ways.items()}
         self.cluster = InProcessCluster(self._loaded, Layout(reroute=reroute, **self._layout), self._directory)
-        for (_, target), relay in self._ways.items():
-            relay.aim(self.cluster.port(target))
+        for (_, target), proxy in self._ways.items():
+            proxy.aim(self.cluster.port(target))
         await self.cluster.__aenter__()
         self.wan.rate_bytes_per_s = self._rate
         self.p0, self.rld0, self.md0 = (self.cluster.worker(name) for name in ("p0", "rld0", "md0"))
@@ -181,12 +79,21 @@ class SlowWan:
     async def __aexit__(self, *_: object) -> None:
         await self.http.aclose()
         await self.cluster.__aexit__(None, None, None)
-        for relay in self._ways.values():
-            await relay.__aexit__()
+        for proxy in self._ways.values():
+            await proxy.__aexit__()
 
     @property
     def workers(self) -> tuple[Any, ...]:
         return self.p0, self.rld0, self.md0
+
+    def records(self) -> list[dict[str, Any]]:
+        """Records of the requests that all workers have let go of, in that order."""
+        return records_in(self.cluster.records)
+
+    async def settled(self, within_s: float = 20.0) -> list[dict[str, Any]]:
+        """The records, once all workers have let go of all requests."""
+        await eventually(lambda: not self.cluster.gateway.dispatcher.live, within_s, "all workers have reported")
+        return self.records()
 
     async def complete(self, prompt: list[int] | str, max_tokens: int, **fields: Any) -> dict[str, Any]:
         """A whole greedy answer. Fails the test on any status but 200."""
@@ -221,6 +128,69 @@ class SlowWan:
         for worker in self.workers:
             worker.cache.check_integrity()
             worker.pool.check_integrity(holders=[worker.cache.blocks])
+
+
+class Served:
+    """A cluster for all tests of a module, driven synchronously. A context manager; at its end all is given back."""
+
+    release_within_s = 1.0
+
+    def __init__(self, loaded: LoadedModel, directory: Path) -> None:
+        self.wan = SlowWan(loaded, directory, None)
+
+    def __enter__(self) -> Self:
+        self._runner = asyncio.Runner()
+        self._runner.run(self.wan.__aenter__())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._runner:
+            self._runner.run(self.wan.check_released(self.release_within_s))
+            self._runner.run(self.wan.__aexit__())
+
+    def post(self, path: str, body: Any, raw: bytes | None = None) -> httpx.Response:
+        content = json.dumps(body).encode() if raw is None else raw
+        return self._runner.run(self.wan.http.post(path, content=content))
+
+    def get(self, path: str) -> httpx.Response:
+        return self._runner.run(self.wan.http.get(path))
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._runner.run(work)
+
+    def wait_for(self, condition: Callable[[], bool], what: str) -> None:
+        for _ in range(100):
+            if condition():
+                return
+            self._runner.run(asyncio.sleep(0.03))
+        pytest.fail(what)
+
+    def events(self, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+        """The chunks of a streamed answer; asserts the stream's form and its end."""
+        response = self.post(path, {**body, "stream": True})
+        assert response.status_code == 200, response.text
+        assert response.headers["content-type"].startswith("text/event-stream")
+        *events, done, rest = response.text.split("\n\n")
+        assert (done, rest) == ("data: [DONE]", "")
+        return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+async def connect_without_reading(port: int, body: dict[str, object]) -> socket.socket:
+    """Ask, and read nothing."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 10)
+    sock.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(sock, ("127.0.0.1", port))
+    data = json.dumps(body).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
+    await loop.sock_sendall(sock, head.encode() + data)
+    return sock
+
+
+def records_in(directory: Path) -> list[dict[str, Any]]:
+    """The records of requests that a gateway has written."""
+    return [json.loads(line) for line in (directory / "requests.jsonl").read_text().splitlines()]
 
 
 def prompt_of(length: int, vocab: int = 258, seed: int = 0) -> list[int]:

@@ -3,7 +3,6 @@
 import asyncio
 import dataclasses
 import itertools
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -217,7 +216,7 @@ def test_no_value_of_a_sampling_field_touches_anybody_elses_answer(tiny: LoadedM
             for ids, given in zip(prompts, await asyncio.gather(*streams), strict=True):
                 assert given["pdd"]["token_ids"] == generate(tiny, ids, greedy(400))
             await lab.check_released()
-            records = [json.loads(line) for line in (lab.cluster.records / "requests.jsonl").read_text().splitlines()]
+            records = lab.records()
             assert len(records) == 3 + sum(fields.get("n", 1) for fields in EXTREMES)
             assert [record["pdd_recovery"] for record in records] == [[]] * len(records)
 
@@ -250,7 +249,7 @@ def test_a_request_whose_logits_are_no_numbers_fails_and_is_asked_of_nobody_else
                 assert given["pdd"]["token_ids"] == generate(tiny, ids, greedy(200))
                 assert given["pdd"]["record"]["pdd_recovery"] == []
             await lab.check_released()
-            records = [json.loads(line) for line in (lab.cluster.records / "requests.jsonl").read_text().splitlines()]
+            records = lab.records()
             failed = [record for record in records if not record["success"]]
             assert [(one["pdd_replays"], one["pdd_recovery"]) for one in failed] == [(0, [])] * 3
 

@@ -6,12 +6,12 @@ direction in `seeds/`. To be run again when messages change; the committed files
 
 import asyncio
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 
 import httpx
 
 from tests.workers.fuzz.scripts import BLOCK_SIZE
+from tests.workers.proxy import Proxy
 from tests.workers.serving import eventually, prompt_of
 from workers.local import InProcessCluster, Layout
 from workers.models import ModelSpec, load_model
@@ -19,33 +19,6 @@ from workers.wire.frames import HEADER, parse_header
 
 SEEDS = Path(__file__).parent / "seeds"
 MOST_BYTES = 48 << 10
-
-
-class Recorder:
-    """A TCP relay that keeps what went through, per connection: (from the dialer, from the listener)."""
-
-    def __init__(self) -> None:
-        self.connections: list[tuple[bytearray, bytearray]] = []
-        self.target = 0
-
-    async def start(self) -> int:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        port: int = self._server.sockets[0].getsockname()[1]
-        return port
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.target)
-        there, back = bytearray(), bytearray()
-        self.connections.append((there, back))
-        with suppress(OSError, asyncio.CancelledError):
-            await asyncio.gather(self._pump(reader, far_writer, there), self._pump(far_reader, writer, back))
-
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kept: bytearray) -> None:
-        while data := await reader.read(1 << 16):
-            kept += data
-            writer.write(data)
-            await writer.drain()
-        writer.close()
 
 
 def whole_frames(data: bytes) -> bytes:
@@ -62,21 +35,22 @@ def whole_frames(data: bytes) -> bytes:
 
 async def record(handoff: str) -> dict[str, bytes]:
     loaded = load_model(ModelSpec("tiny"))
-    ways = {way: Recorder() for way in (("gw0", "p0"), ("gw0", "md0"), ("p0", "rld0"), ("p0", "md0"), ("rld0", "md0"))}
-    reroute = {way: await recorder.start() for way, recorder in ways.items()}
+    hops = (("gw0", "p0"), ("gw0", "md0"), ("p0", "rld0"), ("p0", "md0"), ("rld0", "md0"))
+    ways = {hop: Proxy(record=True) for hop in hops}
+    reroute = {way: (await proxy.__aenter__()).port for way, proxy in ways.items()}
     serving = {"block_size": BLOCK_SIZE, "kv_pool": {"connections": 1}, "kv_send": "chunked", "handoff": handoff}
     with tempfile.TemporaryDirectory() as folder:
         cluster = InProcessCluster(loaded, Layout(reroute=reroute, serving=serving), Path(folder))
-        for (_, target), recorder in ways.items():
-            recorder.target = cluster.port(target)
+        for (_, target), proxy in ways.items():
+            proxy.aim(cluster.port(target))
         async with cluster, httpx.AsyncClient(base_url=cluster.base_url, timeout=60) as http:
             for length in (9, 11):
                 body = {"prompt": prompt_of(length), "max_tokens": 30, "logprobs": 1}
                 (await http.post("/v1/completions", json=body)).raise_for_status()
                 await eventually(lambda: not cluster.gateway.dispatcher.live, 10, "settled")
     seeds = {}
-    for (source, target), recorder in ways.items():
-        for index, pair in enumerate(recorder.connections):
+    for (source, target), proxy in ways.items():
+        for index, pair in enumerate(proxy.recorded):
             for name, data in zip(("there", "back"), pair, strict=True):
                 seeds[f"{handoff}-{source}-{target}-{index}-{name}"] = whole_frames(bytes(data))
     return seeds

@@ -22,20 +22,20 @@ from hypothesis import strategies as st
 from tests.conftest import ROOT
 from tests.workers.fuzz.apart import run_apart
 from tests.workers.fuzz.gateway_targets import MOST_ERROR_BYTES, SEEDS, bodies
-from tests.workers.serving import SlowWan
+from tests.workers.serving import Served
 from workers.models import LoadedModel
 
 HANG_S = 20.0  # an answer takes milliseconds
 RIGHT = {200, 400, 404, 408, 413}
 
 
-class Served:
-    def __init__(self, runner: asyncio.Runner, wan: SlowWan) -> None:
-        self._runner = runner
-        self.wan = wan
+class Sender(Served):
+    """A cluster that is sent anything, and answers in time."""
 
-    def post(self, path: str, body: bytes) -> httpx.Response:
-        return self._runner.run(asyncio.wait_for(self.wan.http.post(path, content=body), HANG_S))
+    release_within_s = 10.0
+
+    def send(self, path: str, body: bytes) -> httpx.Response:
+        return self.run(asyncio.wait_for(self.wan.http.post(path, content=body), HANG_S))
 
     def raw(self, data: bytes) -> bytes:
         """Whatever a gateway answers to raw bytes, or does not, until one end closes."""
@@ -53,26 +53,22 @@ class Served:
             finally:
                 writer.close()
 
-        return self._runner.run(exchange())
+        return self.run(exchange())
 
     def alive(self) -> None:
-        response = self._runner.run(self.wan.http.get("/health"))
+        response = self.run(self.wan.http.get("/health"))
         assert response.status_code == 200, response.text
-        answer = self._runner.run(self.wan.complete("x", 2, ignore_eos=True))
+        answer = self.run(self.wan.complete("x", 2, ignore_eos=True))
         assert answer["usage"]["completion_tokens"] == 2
 
 
 @pytest.fixture(scope="module")
-def served(tiny: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with asyncio.Runner() as runner:
-        wan = SlowWan(tiny, tmp_path_factory.mktemp("fuzz"), None)
-        runner.run(wan.__aenter__())
-        served = Served(runner, wan)
+def served(tiny: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sender]:
+    with Sender(tiny, tmp_path_factory.mktemp("fuzz")) as served:
         yield served
         served.alive()
-        runner.run(wan.check_released(within_s=10))
-        assert wan.cluster.gateway.admission.running == wan.cluster.gateway.admission.waiting == 0
-        runner.run(wan.__aexit__())
+        admission = served.wan.cluster.gateway.admission
+        assert admission.running == admission.waiting == 0
 
 
 def check(response: httpx.Response) -> None:
@@ -152,12 +148,12 @@ VALID = {
 
 @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(st.sampled_from(sorted(VALID)), st.lists(st.tuples(st.sampled_from(FIELDS), values), min_size=1, max_size=3))
-def test_no_value_of_any_field_breaks_the_gateway(served: Served, path: str, changes: list[tuple[str, str]]) -> None:
+def test_no_value_of_any_field_breaks_the_gateway(served: Sender, path: str, changes: list[tuple[str, str]]) -> None:
     fields = VALID[path] | dict(changes)
     if fields.get("n", "1").isdigit():
         fields["n"] = str(min(int(fields.get("n", "1")), 3))
     body = "{" + ",".join(f'"{name}":{value}' for name, value in fields.items()) + "}"
-    check(served.post(path, body.encode("utf-8", "surrogatepass")))
+    check(served.send(path, body.encode("utf-8", "surrogatepass")))
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
@@ -204,7 +200,7 @@ RAW = {
 
 
 @pytest.mark.parametrize("data", RAW.values(), ids=RAW)
-def test_no_bytes_on_its_socket_break_the_gateway(served: Served, data: bytes) -> None:
+def test_no_bytes_on_its_socket_break_the_gateway(served: Sender, data: bytes) -> None:
     answer = served.raw(data)
     statuses = {line.split(b" ")[1] for line in answer.splitlines() if line.startswith(b"HTTP/1.1 ")}
     assert not {status for status in statuses if status.startswith(b"5")}, answer[:500]
@@ -269,8 +265,8 @@ def test_a_coverage_guided_run_finds_nothing(tmp_path: Path) -> None:
     assert int(run.stderr.rpartition("cov: ")[2].split()[0]) > 20, "the fuzzer sees no branches: it guides nothing"
 
 
-def test_a_long_text_is_refused_without_being_tokenised(served: Served) -> None:
+def test_a_long_text_is_refused_without_being_tokenised(served: Sender) -> None:
     body: dict[str, Any] = {"prompt": "x" * (10 << 20)}
-    response = served.post("/v1/completions", json.dumps(body).encode())
+    response = served.send("/v1/completions", json.dumps(body).encode())
     assert response.json()["error"]["code"] == "context_length_exceeded"
     assert "at least 40960 tokens" in response.json()["error"]["message"]

@@ -1,64 +1,16 @@
 """The HTTP interface over a real cluster in this process: OpenAI's shapes for answers, and for every bad request."""
 
 import asyncio
-import json
-from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.workers.serving import SlowWan, eventually, prompt_of, run
+from tests.workers.serving import Served, SlowWan, eventually, prompt_of, run
 from workers.engine import Sampling, generate
 from workers.models import LoadedModel
-
-
-@pytest.fixture(scope="module")
-def lab(tiny: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator["Served"]:
-    with asyncio.Runner() as runner:
-        served = Served(runner, SlowWan(tiny, tmp_path_factory.mktemp("api"), None))
-        runner.run(served.wan.__aenter__())
-        yield served
-        runner.run(served.wan.check_released())
-        runner.run(served.wan.__aexit__())
-
-
-class Served:
-    """One cluster for all tests of this file, driven synchronously."""
-
-    def __init__(self, runner: asyncio.Runner, wan: SlowWan) -> None:
-        self._runner = runner
-        self.wan = wan
-
-    def post(self, path: str, body: Any, raw: bytes | None = None) -> httpx.Response:
-        content = json.dumps(body).encode() if raw is None else raw
-        return self._runner.run(self.wan.http.post(path, content=content))
-
-    def get(self, path: str) -> httpx.Response:
-        return self._runner.run(self.wan.http.get(path))
-
-    def run(self, work: Coroutine[Any, Any, None]) -> None:
-        self._runner.run(work)
-
-    def wait_for(self, condition: Callable[[], bool], what: str) -> None:
-        for _ in range(100):
-            if condition():
-                return
-            self._runner.run(asyncio.sleep(0.03))
-        pytest.fail(what)
-
-    def events(self, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-        """The chunks of a streamed answer; asserts the stream's form and its end."""
-        response = self.post(path, {**body, "stream": True})
-        assert response.status_code == 200, response.text
-        assert response.headers["content-type"].startswith("text/event-stream")
-        *events, done, rest = response.text.split("\n\n")
-        assert (done, rest) == ("data: [DONE]", "")
-        return [json.loads(event.removeprefix("data: ")) for event in events]
-
 
 PROMPT = prompt_of(40)
 

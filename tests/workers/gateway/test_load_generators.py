@@ -3,17 +3,13 @@
 docs/api.md has the commands that were recorded. The clients themselves are no dependencies.
 """
 
-import asyncio
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.workers.gateway.test_api import Served
-from tests.workers.serving import SlowWan
-from workers.models import LoadedModel
+from tests.workers.serving import Served
 
 RECORDED = {path.stem: json.loads(path.read_text()) for path in Path("tests/fixtures/requests").glob("*.json")}
 REQUESTS = [
@@ -21,16 +17,6 @@ REQUESTS = [
     for client, recorded in sorted(RECORDED.items())
     for number, request in enumerate(recorded["requests"])
 ]
-
-
-@pytest.fixture(scope="module")
-def lab(tiny: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with asyncio.Runner() as runner:
-        served = Served(runner, SlowWan(tiny, tmp_path_factory.mktemp("clients"), None))
-        runner.run(served.wan.__aenter__())
-        yield served
-        runner.run(served.wan.check_released())
-        runner.run(served.wan.__aexit__())
 
 
 def test_requests_of_every_client_are_recorded() -> None:

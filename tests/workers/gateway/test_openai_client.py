@@ -3,14 +3,13 @@
 The control is one engine alone, whose tokens and log probabilities the answers must carry.
 """
 
-import asyncio
-from collections.abc import Coroutine, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Self
 
 import openai
 import pytest
 
-from tests.workers.serving import SlowWan, prompt_of
+from tests.workers.serving import Served, prompt_of
 from workers.engine import BlockPool, Generated, Sampling, Sequence, generate
 from workers.engine.engine import Chunk, Engine
 from workers.models import LoadedModel
@@ -18,16 +17,20 @@ from workers.models import LoadedModel
 PROMPT = prompt_of(40)
 
 
-class Served:
-    """One cluster for all tests of this file, and a client of it."""
+class Client(Served):
+    """A cluster, and OpenAI's client of it."""
 
-    def __init__(self, runner: asyncio.Runner, wan: SlowWan) -> None:
-        self._runner = runner
-        self.wan = wan
-        self.client = openai.AsyncOpenAI(base_url=f"{wan.cluster.base_url}/v1", api_key="none", max_retries=0)
+    release_within_s = 5.0
 
-    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return self._runner.run(work)
+    def __enter__(self) -> Self:
+        super().__enter__()
+        url = f"{self.wan.cluster.base_url}/v1"
+        self.client = openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0)
+        return self
+
+    def __exit__(self, *given: object) -> None:
+        self.run(self.client.close())
+        super().__exit__(*given)
 
     def completion(self, **fields: Any) -> Any:
         return self.run(
@@ -47,15 +50,9 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(tiny: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with asyncio.Runner() as runner:
-        wan = SlowWan(tiny, tmp_path_factory.mktemp("openai"), None)
-        runner.run(wan.__aenter__())
-        served = Served(runner, wan)
+def served(tiny: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    with Client(tiny, tmp_path_factory.mktemp("openai")) as served:
         yield served
-        runner.run(served.client.close())
-        runner.run(wan.check_released(within_s=5))
-        runner.run(wan.__aexit__())
 
 
 def control(loaded: LoadedModel, prompt: list[int], sampling: Sampling) -> list[Generated]:
@@ -80,7 +77,7 @@ def name(loaded: LoadedModel, token: int) -> str:
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("top", [0, 3])
 def test_a_completions_log_probabilities_are_the_models(
-    tiny: LoadedModel, served: Served, stream: bool, top: int
+    tiny: LoadedModel, served: Client, stream: bool, top: int
 ) -> None:
     """Also of the first token, which prefill samples, and of those before and after the hand-over."""
     expected = control(tiny, PROMPT, Sampling(max_tokens=24, logprobs=top))
@@ -108,7 +105,7 @@ def test_a_completions_log_probabilities_are_the_models(
     assert all(whole[offset:].startswith(text) for offset, text in valid if "\ufffd" not in whole[:offset])
 
 
-def test_a_sampled_token_is_listed_beside_likelier_ones(tiny: LoadedModel, served: Served) -> None:
+def test_a_sampled_token_is_listed_beside_likelier_ones(tiny: LoadedModel, served: Client) -> None:
     sampling = Sampling(max_tokens=20, temperature=1.0, seed=4, logprobs=2)
     expected = control(tiny, PROMPT, sampling)
     answer = served.completion(max_tokens=20, temperature=1.0, seed=4, logprobs=2).choices[0].logprobs
@@ -123,7 +120,7 @@ def test_a_sampled_token_is_listed_beside_likelier_ones(tiny: LoadedModel, serve
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_a_chats_log_probabilities_are_objects_with_bytes(tiny: LoadedModel, served: Served, stream: bool) -> None:
+def test_a_chats_log_probabilities_are_objects_with_bytes(tiny: LoadedModel, served: Client, stream: bool) -> None:
     prompt = tiny.tokenizer.apply_chat_template([{"role": "user", "content": "Hello"}])
     expected = control(tiny, prompt, Sampling(max_tokens=16, logprobs=2))
     fields = {"max_completion_tokens": 16, "logprobs": True, "top_logprobs": 2}
@@ -145,7 +142,7 @@ def test_a_chats_log_probabilities_are_objects_with_bytes(tiny: LoadedModel, ser
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_n_sampled_choices_are_those_of_consecutive_seeds(tiny: LoadedModel, served: Served, stream: bool) -> None:
+def test_n_sampled_choices_are_those_of_consecutive_seeds(tiny: LoadedModel, served: Client, stream: bool) -> None:
     expected = [generate(tiny, PROMPT, Sampling(max_tokens=20, temperature=1.0, seed=seed)) for seed in (7, 8, 9)]
     texts = [tiny.tokenizer.decode(ids) for ids in expected]
     fields = {"n": 3, "max_tokens": 20, "temperature": 1.0, "seed": 7}
@@ -167,7 +164,7 @@ def test_n_sampled_choices_are_those_of_consecutive_seeds(tiny: LoadedModel, ser
     assert (usage.prompt_tokens, usage.completion_tokens) == (40, sum(map(len, expected)))
 
 
-def test_n_greedy_choices_are_equal_and_the_prompt_counts_once(tiny: LoadedModel, served: Served) -> None:
+def test_n_greedy_choices_are_equal_and_the_prompt_counts_once(tiny: LoadedModel, served: Client) -> None:
     answer = served.chat(n=4, max_tokens=12)
     contents = [choice.message.content for choice in answer.choices]
     assert len(contents) == 4
@@ -177,7 +174,7 @@ def test_n_greedy_choices_are_equal_and_the_prompt_counts_once(tiny: LoadedModel
     assert answer.usage.completion_tokens == 48
 
 
-def test_several_prompts_are_answered_in_their_order(tiny: LoadedModel, served: Served) -> None:
+def test_several_prompts_are_answered_in_their_order(tiny: LoadedModel, served: Client) -> None:
     prompts = [prompt_of(length, seed=length) for length in (5, 33)]
     answer = served.completion(prompt=prompts, n=2, max_tokens=8)
     expected = [tiny.tokenizer.decode(generate(tiny, prompt, Sampling(max_tokens=8))) for prompt in prompts]
@@ -187,7 +184,7 @@ def test_several_prompts_are_answered_in_their_order(tiny: LoadedModel, served: 
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_echo_puts_the_prompt_first(tiny: LoadedModel, served: Served, stream: bool) -> None:
+def test_echo_puts_the_prompt_first(tiny: LoadedModel, served: Client, stream: bool) -> None:
     expected = "Hi there" + tiny.tokenizer.decode(
         generate(tiny, tiny.tokenizer.encode("Hi there"), Sampling(max_tokens=6))
     )
@@ -198,7 +195,7 @@ def test_echo_puts_the_prompt_first(tiny: LoadedModel, served: Served, stream: b
     assert tokens.choices[0].text.startswith("Hi there")
 
 
-def test_the_first_of_several_stop_strings_ends_each_choice(tiny: LoadedModel, served: Served) -> None:
+def test_the_first_of_several_stop_strings_ends_each_choice(tiny: LoadedModel, served: Client) -> None:
     text = tiny.tokenizer.decode(generate(tiny, PROMPT, Sampling(max_tokens=60)))
     late, early = text[40:43], text[20:23]
     answer = served.completion(max_tokens=60, stop=[late, early], n=2)
@@ -206,12 +203,12 @@ def test_the_first_of_several_stop_strings_ends_each_choice(tiny: LoadedModel, s
     assert {choice.finish_reason for choice in answer.choices} == {"stop"}
 
 
-def test_one_prompt_that_does_not_fit_refuses_them_all(served: Served) -> None:
+def test_one_prompt_that_does_not_fit_refuses_them_all(served: Client) -> None:
     with pytest.raises(openai.BadRequestError, match="maximum context length"):
         served.completion(prompt=[[1, 2, 3], [1] * 4090], max_tokens=20)
 
 
-def test_errors_are_the_clients_own_exceptions(served: Served) -> None:
+def test_errors_are_the_clients_own_exceptions(served: Client) -> None:
     with pytest.raises(openai.NotFoundError) as missing:
         served.completion(model="gpt-5")
     assert missing.value.code == "model_not_found"
@@ -223,7 +220,7 @@ def test_errors_are_the_clients_own_exceptions(served: Served) -> None:
         served.chat(top_logprobs=2)
 
 
-def test_usage_comes_last_and_only_when_asked_for(served: Served) -> None:
+def test_usage_comes_last_and_only_when_asked_for(served: Client) -> None:
     plain = served.chunks(served.chat(max_tokens=3, stream=True))
     assert all(chunk.choices and chunk.usage is None for chunk in plain)
     *_, last = served.chunks(served.chat(max_tokens=3, stream=True, stream_options={"include_usage": True}))

@@ -1,27 +1,13 @@
 """Readers that take their answer slowly, or not at all: bounded memory, and nobody else waits."""
 
-import asyncio
 import json
 import socket
 from pathlib import Path
 
 import pytest
 
-from tests.workers.serving import SlowWan, eventually, prompt_of, run
+from tests.workers.serving import SlowWan, connect_without_reading, eventually, prompt_of, run
 from workers.models import LoadedModel
-
-
-async def connect_without_reading(port: int, body: dict[str, object]) -> socket.socket:
-    """Ask, and read nothing."""
-    sock = socket.socket()
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 10)
-    sock.setblocking(False)
-    loop = asyncio.get_running_loop()
-    await loop.sock_connect(sock, ("127.0.0.1", port))
-    data = json.dumps(body).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
-    await loop.sock_sendall(sock, head.encode() + data)
-    return sock
 
 
 def test_a_reader_that_takes_nothing_is_let_go_and_everything_of_it_is_given_back(

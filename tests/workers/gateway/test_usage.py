@@ -4,30 +4,17 @@ import asyncio
 import json
 import math
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.workers.gateway.test_api import Served
-from tests.workers.gateway.test_readers import connect_without_reading
-from tests.workers.serving import SlowWan, eventually, prompt_of, run
+from tests.workers.serving import Served, SlowWan, connect_without_reading, eventually, prompt_of, records_in, run
 from workers.engine import Sampling, generate
 from workers.models import LoadedModel
 from workers.models.tokenizer import BOS, EOS
 
 PROMPT = prompt_of(40)
-
-
-@pytest.fixture(scope="module")
-def lab(tiny: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with asyncio.Runner() as runner:
-        served = Served(runner, SlowWan(tiny, tmp_path_factory.mktemp("usage"), None))
-        runner.run(served.wan.__aenter__())
-        yield served
-        runner.run(served.wan.check_released())
-        runner.run(served.wan.__aexit__())
 
 
 def stop_of(tiny: LoadedModel, after: int, seed: int) -> str:
@@ -113,7 +100,7 @@ def test_a_slow_reader_of_stopped_choices_gets_as_many_ids_as_it_is_told(tiny: L
     *chunks, last = run(test())
     delivered = sum(len(chunk["pdd"]["token_ids"]) for chunk in chunks)
     assert last["usage"]["completion_tokens"] == delivered
-    records = [json.loads(line) for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
+    records = records_in(tmp_path)
     assert sum(record["output_len"] for record in records) == delivered
     assert sum(record["pdd_rld_tokens"] + record["pdd_md_tokens"] for record in records) == delivered
     assert {record["finish_reason"] for record in records} >= {"stop"}

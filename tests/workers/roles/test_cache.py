@@ -1,7 +1,6 @@
 """With the caches on every answer is still the control's, and only what a receiver lacks crosses to it."""
 
 import asyncio
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,15 +25,14 @@ class Turns:
     async def ask(self, prompt: list[int], max_tokens: int = 30) -> dict[str, Any]:
         """The answer, which is the control's, as `pdd` has it; `kv`: bytes by receiver."""
         before = self._sent()
-        records = self._lab.cluster.records / "requests.jsonl"
-        lines = len(records.read_text().splitlines())
+        lines = len(self._lab.records())
         answer: dict[str, Any] = (await self._lab.complete(prompt, max_tokens, ignore_eos=True))["pdd"]
         await self._lab.check_released(within_s=5)
         expected = generate(self._loaded, prompt, Sampling(max_tokens=max_tokens, ignore_eos=True))
         assert answer["token_ids"] == expected
         answer["kv"] = {name: count - before[name] for name, count in self._sent().items()}
-        await eventually(lambda: len(records.read_text().splitlines()) > lines, 2, "the request's line is written")
-        answer["record"] = json.loads(records.read_text().splitlines()[-1])
+        await eventually(lambda: len(self._lab.records()) > lines, 2, "the request's line is written")
+        answer["record"] = self._lab.records()[-1]
         return answer
 
     def _sent(self) -> dict[str, int]:

@@ -1,46 +1,19 @@
 """P-RLD-MD answers exactly as one process decoding alone, and main decode holds the KV that the relay had.
 
-Main decode sits behind a TCP relay that stands still at first, so that the relay decode really makes several tokens.
+Main decode sits behind a proxy that stands still at first, so that the relay decode really makes several tokens.
 """
 
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
+from tests.workers.roles.steps import assert_same_kv, keep_kv
 from tests.workers.serving import SlowWan, prompt_of, run
 from workers.engine import Sampling, Sequence, generate
 from workers.models import LoadedModel
 
 LENGTHS = [1, 15, 16, 17, 500]
-
-
-def kv_of(worker: Any, sequence: Sequence) -> np.ndarray:
-    """KV of a sequence's computed tokens: `[computed, layers, 2, kv_heads, head_dim]`."""
-    blocks = worker.pool.storage[sequence.blocks].flatten(0, 1)
-    return blocks[: sequence.computed].numpy().copy()
-
-
-def keep_kv(worker: Any) -> list[tuple[list[int], np.ndarray]]:
-    """(tokens, KV) of every sequence, taken just before the worker gives its blocks back."""
-    kept = []
-    release = worker.release
-
-    def keep_then_release(active: Any) -> None:
-        kept.append((list(active.sequence.tokens), kv_of(worker, active.sequence)))
-        release(active)
-
-    worker.release = keep_then_release
-    return kept
-
-
-def assert_same_kv(relayed: np.ndarray, recomputed: np.ndarray, prompt_len: int) -> None:
-    assert np.array_equal(recomputed[:prompt_len], relayed[:prompt_len]), "the prompt's KV came over the wire"
-    count = len(relayed) - prompt_len
-    assert count > 0, "the relay made no token of which main decode could recompute the KV"
-    ours, theirs = relayed[prompt_len:], recomputed[prompt_len : prompt_len + count]
-    assert np.abs(ours - theirs).max() <= 1e-5 * np.abs(relayed).max()
 
 
 @pytest.mark.parametrize("length", LENGTHS)

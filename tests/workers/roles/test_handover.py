@@ -1,34 +1,18 @@
 """Every mode of hand-over answers as one process alone, whenever the answer ends, and gives everything back."""
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.workers.roles.steps import Steps, steps
-from tests.workers.serving import SlowWan, eventually, prompt_of, run
+from tests.workers.roles.steps import PROMPT, both_decode, lab_of, only, steps, until
+from tests.workers.serving import eventually, prompt_of, run
 from workers.engine import Sampling, generate
 from workers.models import LoadedModel
 
 MODES = ["one-shot", "catch-up", "overlap", "kv"]
 LENGTHS = [1, 15, 16, 17, 200]
-PROMPT = prompt_of(100)
-
-
-def lab_of(tiny: LoadedModel, directory: Path, mode: str, **layout: Any) -> SlowWan:
-    return SlowWan(tiny, directory, None, serving={"handoff": mode, **layout.pop("serving", {})}, **layout)
-
-
-def only(worker: Any) -> Any:
-    """The one request that is on a worker."""
-    (active,) = worker.active.values()
-    return active
-
-
-async def until(condition: Callable[[], bool], what: str) -> None:
-    await eventually(condition, 20, what)
 
 
 def held(worker: Any, tokens: list[int]) -> int:
@@ -39,22 +23,6 @@ def held(worker: Any, tokens: list[int]) -> int:
 def first_of_its_kind(tokens: list[int], start: int) -> int:
     """The first index from `start` on of a token that is not among those before it."""
     return next(i for i in range(start, len(tokens)) if tokens[i] not in tokens[:i])
-
-
-async def both_decode(lab: SlowWan, relay: Steps, main: Steps) -> None:
-    """From a request whose KV stands before a paused WAN to a main decode that begins its own steps, far behind."""
-    relay.allow(20)
-    await until(lambda: bool(lab.rld0.active) and len(only(lab.rld0).answer) == 21, "the relay decodes")
-    lab.wan.resume()
-    await until(lambda: bool(lab.md0.active) and only(lab.md0).following.rounds == [21], "a round begins")
-    relay.allow(2)
-    await until(lambda: only(lab.md0).following.waiting == 2, "a small gap")
-    main.allow(1)
-    await until(lambda: only(lab.md0).following.rounds == [21, 2], "the last round")
-    relay.allow(40)
-    await until(lambda: len(only(lab.md0).following.relayed.ids) == 63, "main decode is far behind")
-    main.allow(1)
-    await until(lambda: only(lab.md0).overlapping, "both decode")
 
 
 # -- the same answer ---------------------------------------------------------------------------------------------

@@ -1,59 +1,32 @@
 """What makes each mode of hand-over what it is: who computes what, what crosses, who is stopped, what is recorded."""
 
 import asyncio
-import json
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.workers.roles.steps import steps
-from tests.workers.roles.test_equality import assert_same_kv, keep_kv
-from tests.workers.roles.test_handover import PROMPT, both_decode, lab_of, only, until
-from tests.workers.serving import SlowWan, prompt_of, run
-from workers.engine import BlockPool, EngineRunner, OutOfBlocks, Sampling, Sequence, generate
+from tests.workers.roles.steps import (
+    PROMPT,
+    assert_same_kv,
+    both_decode,
+    keep_kv,
+    lab_of,
+    only,
+    slow,
+    steps,
+    until,
+    without_room_once,
+)
+from tests.workers.serving import prompt_of, run
+from workers.engine import BlockPool, EngineRunner, Sampling, Sequence, generate
 from workers.engine.engine import Chunk, Engine
 from workers.models import LoadedModel
 from workers.roles.takeover import Following
 from workers.wire import kv_tail
 from workers.wire.kv_messages import KvBlocks, KvTail
 from workers.wire.kv_send import TransferRefused
-
-
-def last_record(directory: Path) -> dict[str, Any]:
-    """The last request's that all workers have let go of."""
-    record: dict[str, Any] = json.loads((directory / "requests.jsonl").read_text().splitlines()[-1])
-    return record
-
-
-async def record_of(lab: SlowWan) -> dict[str, Any]:
-    """The last request's, complete."""
-    await until(lambda: not lab.cluster.gateway.dispatcher.live, "all workers have reported")
-    return last_record(lab.cluster.records)
-
-
-def without_room_once(pool: BlockPool) -> None:
-    allocate = pool.allocate
-
-    def none(count: int) -> list[int]:
-        pool.allocate = allocate  # type: ignore[method-assign]
-        raise OutOfBlocks(f"a test has no room for {count} blocks")
-
-    pool.allocate = none  # type: ignore[method-assign]
-
-
-def slow(worker: Any, seconds: float) -> None:
-    """Every step of a worker's engine takes so much longer, without the CPU."""
-    compute = worker.runner._engine.compute
-
-    def late(batch: Any) -> Any:
-        time.sleep(seconds)
-        return compute(batch)
-
-    worker.runner._engine.compute = late
-
 
 # -- kv ----------------------------------------------------------------------------------------------------------
 
@@ -73,7 +46,7 @@ def test_kv_takes_the_relays_kv_as_it_is_and_computes_one_token(tiny: LoadedMode
             ours, theirs = relayed[0][1], taken[0][1]
             assert len(ours) == length + made - 1, "the relay's last token was not computed by anybody yet"
             assert np.array_equal(ours, theirs[: len(ours)]), "to the bit"
-            record = await record_of(lab)
+            record = (await lab.settled())[-1]
             assert (record["pdd_handoff_mode"], record["pdd_handoff_reason"]) == ("kv", "configured")
             assert record["pdd_handoff_recomputed"] == 1
             assert record["pdd_handoff_kv_bytes"] == (made - 1) * lab.md0.bytes_per_token
@@ -145,7 +118,7 @@ def test_ids_are_a_hundred_times_fewer_bytes_than_the_kv_of_the_same_tokens(tiny
             async with lab_of(tiny, directory, mode) as lab:
                 await lab.complete_after_relay(PROMPT, 200, relayed=60, ignore_eos=True)
                 await lab.check_released()
-                record, counters = await record_of(lab), lab.rld0.counters
+                record, counters = (await lab.settled())[-1], lab.rld0.counters
                 ids, kv = (counters.bytes("md0", "sent", kind) for kind in ("token-ids", "kv"))
                 assert ids == record["pdd_handoff_id_bytes"]
                 sent[mode] = record["pdd_rld_tokens"], ids, kv
@@ -189,7 +162,7 @@ def test_when_its_kv_does_not_come_main_decode_computes_it(
             assert answer["pdd"]["token_ids"] == expected
             assert set(answer["pdd"]["instances"]) == {"rld0", "md0"}
             await lab.check_released(within_s=5)
-            record = await record_of(lab)
+            record = (await lab.settled())[-1]
             assert record["pdd_handoff_recomputed"] > 1
             assert record["pdd_handoff_kv_bytes"] == 0, "none that was acknowledged"
 
@@ -215,7 +188,7 @@ def test_a_frame_of_kv_that_breaks_a_rule_costs_its_connection_and_no_request(
             await until(lambda: connection.close_reason is not None, "main decode hangs up")
             await until(lambda: pool.up == 2, "the relay dials again")
             await lab.complete_after_relay(PROMPT, 60, relayed=10, ignore_eos=True)
-            assert (await record_of(lab))["pdd_handoff_recomputed"] == 1
+            assert (await lab.settled())[-1]["pdd_handoff_recomputed"] == 1
             await lab.check_released()
 
     run(test())
@@ -267,7 +240,7 @@ def test_catch_up_computes_round_after_round_while_the_relay_goes_on(tiny: Loade
             assert answer["pdd"]["instances"] == ["rld0"] * 42 + ["md0"] * 78
             await lab.check_released()
             assert_same_kv(relayed[0][1], recomputed[0][1], len(PROMPT))
-            record = await record_of(lab)
+            record = (await lab.settled())[-1]
         assert (record["pdd_handoff_mode"], record["pdd_handoff_rounds"]) == ("catch-up", 3)
         assert record["pdd_handoff_recomputed"] <= 1, "in the pause"
         assert record["pdd_handoff_kv_bytes"] == 0
@@ -347,7 +320,7 @@ def test_overlap_both_decode_until_the_gateway_stops_the_relay(tiny: LoadedModel
             answer = await lab.complete_after_relay(PROMPT, 150, relayed=10, ignore_eos=True)
             assert answer["pdd"]["token_ids"] == expected
             await lab.check_released(within_s=5)
-            made_by, record = answer["pdd"]["instances"], await record_of(lab)
+            made_by, record = answer["pdd"]["instances"], (await lab.settled())[-1]
             assert made_by[-1] == "md0"
             assert record["pdd_handoff_mode"] == "overlap"
             told = [span["name"] for span in record["pdd_spans"]]
@@ -496,7 +469,7 @@ def test_auto_holds_an_idle_relay_and_frees_a_crowded_one_and_says_why(tiny: Loa
         async with lab_of(tiny, tmp_path, "auto") as lab:
             await lab.complete_after_relay(PROMPT, 60, relayed=5, ignore_eos=True)
             await lab.check_released()
-            alone = await record_of(lab)
+            alone = (await lab.settled())[-1]
             assert (alone["pdd_handoff_mode"], alone["pdd_handoff_reason"]) == (
                 "catch-up",
                 "the relay has room: it decodes 0 others, none on their way",
@@ -535,7 +508,7 @@ def test_main_decode_that_guesses_ahead_takes_over_in_every_mode(
             assert answer["pdd"]["token_ids"] == expected
             assert answer["pdd"]["instances"][-1] == "md0"
             await lab.check_released()
-            assert (await record_of(lab))["pdd_handoff_mode"] == mode
+            assert (await lab.settled())[-1]["pdd_handoff_mode"] == mode
 
     run(test())
 

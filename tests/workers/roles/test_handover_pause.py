@@ -4,17 +4,16 @@ Every connection to main decode goes through a proxy that delays each byte by ha
 engines takes tens of milliseconds, so that a bound of two steps is far above what a busy machine adds.
 """
 
-import asyncio
-import time
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import httpx
 import pytest
 
-from tests.workers.roles.test_handover_modes import last_record, slow
-from tests.workers.serving import eventually, prompt_of, run
+from tests.workers.proxy import Proxy
+from tests.workers.roles.steps import slow
+from tests.workers.serving import eventually, prompt_of, records_in, run
 from workers.engine import Sampling, generate
 from workers.local import InProcessCluster, Layout
 from workers.models import LoadedModel
@@ -25,78 +24,30 @@ RTT_S = 0.2
 PROMPT = prompt_of(100)
 
 
-class Distance:
-    """A TCP proxy in front of a port, `one_way_s` away from it."""
-
-    def __init__(self, one_way_s: float) -> None:
-        self._one_way_s = one_way_s
-        self._pumps: set[asyncio.Task[None]] = set()
-        self.target = 0
-        self.port = 0
-
-    async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.port = self._server.sockets[0].getsockname()[1]
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        for pump in self._pumps:
-            pump.cancel()
-        await asyncio.gather(*self._pumps, return_exceptions=True)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.target)
-        for pair in ((reader, far_writer), (far_reader, writer)):
-            pump = asyncio.create_task(self._pump(*pair))
-            self._pumps.add(pump)
-            pump.add_done_callback(self._pumps.discard)
-
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
-
-        async def arrive() -> None:
-            while True:
-                due, data = await way.get()
-                await asyncio.sleep(due - time.monotonic())
-                if not data:
-                    return writer.close()
-                writer.write(data)
-
-        arriving = asyncio.create_task(arrive())
-        try:
-            data = b"-"
-            while data:
-                with suppress(ConnectionError):
-                    data = await reader.read(1 << 18)
-                way.put_nowait((time.monotonic() + self._one_way_s, data))
-            await arriving
-        finally:
-            arriving.cancel()
-
-
 async def one_hand_over(
     tiny: LoadedModel, directory: Path, mode: str, relay_step_s: float, main_step_s: float, tokens: int
 ) -> tuple[dict[str, Any], list[int]]:
     """The record and the ids of one answer, of which the relay makes 12 tokens or more before main decode is ready."""
     async with AsyncExitStack() as stack:
-        ways = {(name, "md0"): await stack.enter_async_context(Distance(RTT_S / 2)) for name in ("gw0", "p0", "rld0")}
-        reroute = {way: distance.port for way, distance in ways.items()}
+        ways = {
+            (name, "md0"): await stack.enter_async_context(Proxy(one_way_s=RTT_S / 2)) for name in ("gw0", "p0", "rld0")
+        }
+        reroute = {way: proxy.port for way, proxy in ways.items()}
         layout = Layout(reroute=reroute, serving={"handoff": mode}, wan_rtt_ns=int(RTT_S * 1e9))
         cluster = InProcessCluster(tiny, layout, directory)
-        for distance in ways.values():
-            distance.target = cluster.port("md0")
+        for proxy in ways.values():
+            proxy.aim(cluster.port("md0"))
         await stack.enter_async_context(cluster)
         slow(cluster.worker("rld0"), relay_step_s)
         slow(cluster.worker("md0"), main_step_s)
-        ways["p0", "md0"]._one_way_s += 12 * relay_step_s  # KV takes so much longer
+        ways["p0", "md0"].one_way_s += 12 * relay_step_s  # KV takes so much longer
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=cluster.base_url, timeout=60))
         body = {"prompt": PROMPT, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
         answer = (await http.post("/v1/completions", json=body)).json()["pdd"]
         await eventually(lambda: not cluster.gateway.dispatcher.live, 10, "all workers have reported")
         assert answer["instances"].count("rld0") >= 10
         assert answer["instances"][-1] == "md0"
-        return last_record(directory), answer["token_ids"]
+        return records_in(directory)[-1], answer["token_ids"]
 
 
 def measured(

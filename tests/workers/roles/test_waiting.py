@@ -4,11 +4,11 @@ import asyncio
 import json
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from experiments.sim.state import SimCache
+from tests.workers.roles.steps import fail_at_next_step
 from tests.workers.serving import TWO_OF_EACH, SlowWan, eventually, prompt_of, run
 from workers.cache import BlockCache
 from workers.engine import BlockPool, EngineRunner, Profile, Sampling, generate
@@ -20,12 +20,21 @@ LONG = prompt_of(2960)
 FAST = json.dumps({"name": "fast", "prefill_token_ns": 20_000, "decode_step_ns": 200_000, "extend_token_ns": 20_000})
 
 
-def records(lab: SlowWan) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (lab.cluster.records / "requests.jsonl").read_text().splitlines()]
-
-
 def greedy(max_tokens: int) -> Sampling:
     return Sampling(max_tokens=max_tokens, ignore_eos=True)
+
+
+async def prefilled(
+    loaded: LoadedModel, blocks: int, prompts: list[list[int]], profile: Profile | None = None
+) -> list[int]:
+    """The number of tokens that each of several prompts at once found in the cache."""
+    pool = BlockPool(loaded.config, blocks)
+    runner = EngineRunner(loaded, pool, threads=1, cache=BlockCache(pool, loaded.fingerprint), profile=profile)
+    runner.start()
+    sequences = [runner.new_prompt(str(number), ids, greedy(1)) for number, ids in enumerate(prompts)]
+    await asyncio.gather(*(runner.prefill(sequence) for sequence in sequences))
+    await runner.close()
+    return [sequence.cached for sequence in sequences]
 
 
 # -- a beginning that another request computes ---------------------------------------------------------------------
@@ -43,8 +52,7 @@ def test_identical_prompts_at_once_are_computed_once(
         async with SlowWan(tiny, tmp_path, None, serving={"pipeline": pipeline}, extra=extra) as lab:
             answers = await asyncio.gather(*(lab.complete(LONG, 2, ignore_eos=True) for _ in range(8)))
             assert [given["pdd"]["token_ids"] for given in answers] == [expected] * 8
-            await eventually(lambda: not lab.cluster.gateway.dispatcher.live, 20, "all have reported")
-            hits = sorted(record["pdd_p_hit"] for record in records(lab))
+            hits = sorted(record["pdd_p_hit"] for record in await lab.settled())
             assert hits == [0.0] + [2959 / 2960] * 7, "what really was in the cache is what is recorded"
             await lab.check_released(within_s=5)
 
@@ -55,9 +63,9 @@ def test_of_two_prefills_one_computes_what_identical_prompts_at_once_need(tiny: 
     async def test() -> None:
         async with SlowWan(tiny, tmp_path, None, hosts=TWO_OF_EACH) as lab:
             await asyncio.gather(*(lab.complete(LONG[:800], 2, ignore_eos=True) for _ in range(4)))
-            await eventually(lambda: not lab.cluster.gateway.dispatcher.live, 20, "all have reported")
-            assert sorted(record["pdd_p_hit"] for record in records(lab)) == [0.0] + [799 / 800] * 3
-            assert len({record["pdd_prefill"] for record in records(lab)}) == 1
+            records = await lab.settled()
+            assert sorted(record["pdd_p_hit"] for record in records) == [0.0] + [799 / 800] * 3
+            assert len({record["pdd_prefill"] for record in records}) == 1
 
     run(test())
 
@@ -76,16 +84,7 @@ def test_prompts_at_once_find_what_they_would_find_one_after_the_other(tiny: Loa
         expected.append(min(simulated.matched(path), len(ids) - 1) // BLOCK)
         simulated.keep(path)
 
-    async def scenario() -> list[int]:
-        pool = BlockPool(tiny.config, 2000)
-        runner = EngineRunner(tiny, pool, threads=1, cache=BlockCache(pool, tiny.fingerprint))
-        runner.start()
-        sequences = [runner.new_prompt(str(number), ids, greedy(1)) for number, ids in enumerate(prompts)]
-        await asyncio.gather(*(runner.prefill(sequence) for sequence in sequences))
-        await runner.close()
-        return [sequence.cached // BLOCK for sequence in sequences]
-
-    assert asyncio.run(scenario()) == expected
+    assert [tokens // BLOCK for tokens in run(prefilled(tiny, 2000, prompts))] == expected
     assert sum(expected) > 100
 
 
@@ -114,8 +113,7 @@ def test_when_the_first_of_several_ends_early_the_next_computes_what_is_lacking(
             assert end == "leaves" or "computation_failed" in str(first.exception())
             for given in await asyncio.gather(*others):
                 assert given["pdd"]["token_ids"] == expected
-            await eventually(lambda: not lab.cluster.gateway.dispatcher.live, 20, "all have reported")
-            hits = sorted(record["pdd_p_hit"] for record in records(lab) if record["success"])
+            hits = sorted(record["pdd_p_hit"] for record in await lab.settled() if record["success"])
             assert hits[1:] == [2959 / 2960] * 2
             assert hits[0] > 0 if end == "leaves" else hits[0] == 0, "what was computed by then, unless it failed"
 
@@ -124,31 +122,9 @@ def test_when_the_first_of_several_ends_early_the_next_computes_what_is_lacking(
 
 def test_a_paced_queue_hits_as_the_simulator_says(tiny: LoadedModel) -> None:
     """Paced prompts are computed one after the other; the second of each pair finds the first."""
-
-    async def scenario() -> list[int]:
-        pool = BlockPool(tiny.config, 400)
-        profile = Profile("fast", 20_000, 200_000, 20_000)
-        runner = EngineRunner(tiny, pool, threads=1, cache=BlockCache(pool, tiny.fingerprint), profile=profile)
-        runner.start()
-        prompts = [prompt_of(200, seed=number // 2) for number in range(6)]
-        sequences = [runner.new_prompt(str(number), ids, greedy(1)) for number, ids in enumerate(prompts)]
-        await asyncio.gather(*(runner.prefill(sequence) for sequence in sequences))
-        await runner.close()
-        return [sequence.cached for sequence in sequences]
-
-    assert asyncio.run(scenario()) == [0, 192, 0, 192, 0, 192]
-
-
-def fail_at_next_step(worker: Any, sequence: Any) -> None:
-    engine = worker.runner._engine
-    prepare = engine.prepare
-
-    def broken(chunk: Any) -> Any:
-        if chunk.sequence is sequence:
-            raise ZeroDivisionError("a test's fault")
-        return prepare(chunk)
-
-    engine.prepare = broken
+    prompts = [prompt_of(200, seed=number // 2) for number in range(6)]
+    profile = Profile("fast", 20_000, 200_000, 20_000)
+    assert run(prefilled(tiny, 400, prompts, profile)) == [0, 192, 0, 192, 0, 192]
 
 
 # -- memory --------------------------------------------------------------------------------------------------------
@@ -181,8 +157,7 @@ def test_requests_wait_for_a_worker_without_room_and_the_pipeline_is_the_one_rec
             for ids, given in zip(prompts, answers, strict=True):
                 assert given["pdd"]["token_ids"] == generate(tiny, ids, greedy(40))
                 assert set(given["pdd"]["instances"]) <= makers
-            await eventually(lambda: not lab.cluster.gateway.dispatcher.live, 20, "all have reported")
-            told = records(lab)
+            told = await lab.settled()
             assert [record["pdd_recovery"] for record in told] == [[]] * 24
             assert {record["pdd_replays"] for record in told} == {0}
             if small != "p0":

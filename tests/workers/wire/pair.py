@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import torch
 
-from tests.workers.serving import Relay
+from tests.workers.proxy import Proxy
 from workers.wire.connection import Local
 from workers.wire.deadlines import Path
 from workers.wire.frames import PROTOCOL_VERSION
@@ -169,7 +169,7 @@ class End:
 
 
 class Wan:
-    """p0 and md0 with a relay between them; `connections` KV connections."""
+    """p0 and md0 with a proxy between them; `connections` KV connections."""
 
     def __init__(
         self,
@@ -180,16 +180,16 @@ class Wan:
         rate_bytes_per_s: float | None = None,
     ) -> None:
         self.p0, self.md0 = End("p0", "prefill"), End("md0", "main-decode", blocks=blocks)
-        self.relay = Relay(self.md0.port)
-        self.relay.rate_bytes_per_s = rate_bytes_per_s
+        self.proxy = Proxy(self.md0.port)
+        self.proxy.rate_bytes_per_s = rate_bytes_per_s
         self._connections = connections
         self._path = path
         self._warm_kv = warm_kv
 
     async def __aenter__(self) -> "Wan":
-        await self.relay.__aenter__()
+        await self.proxy.__aenter__()
         self.p0.connect(
-            self.md0, connections=self._connections, path=self._path, warm_kv=self._warm_kv, md0=self.relay.port
+            self.md0, connections=self._connections, path=self._path, warm_kv=self._warm_kv, md0=self.proxy.port
         )
         self.md0.connect(self.p0)
         await self.md0.__aenter__()
@@ -199,10 +199,10 @@ class Wan:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self.relay.resume()
+        self.proxy.resume()
         await self.p0.__aexit__()
         await self.md0.__aexit__()
-        await self.relay.__aexit__()
+        await self.proxy.__aexit__()
 
 
 def spec(request: str, tokens: int) -> RequestSpec:

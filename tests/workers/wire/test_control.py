@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from tests.workers.serving import Relay, eventually, run
+from tests.workers.proxy import Proxy
+from tests.workers.serving import eventually, run
 from tests.workers.wire.pair import End
 from workers.wire.deadlines import Path
 from workers.wire.kv_pool import PeerUnreachable
@@ -30,15 +31,15 @@ def test_messages_arrive_in_the_order_in_which_they_were_posted_both_ways() -> N
 def test_a_silent_peer_is_lost_after_its_deadline_and_posting_to_it_says_so() -> None:
     async def test() -> None:
         rld0, md0 = End("rld0", "relay-decode"), End("md0", "main-decode")
-        async with Relay(md0.port) as relay, md0.connect(rld0), rld0.connect(md0, md0=relay.port):
+        async with Proxy(md0.port) as proxy, md0.connect(rld0), rld0.connect(md0, md0=proxy.port):
             await rld0.peers.wait_connected(["md0"], 3)
-            relay.pause(both_ways=True)  # half-open: the connection stands, nothing comes through
+            proxy.pause(both_ways=True)  # half-open: the connection stands, nothing comes through
             took = await eventually(lambda: rld0.lost != [], 4, "rld0 gives md0 up")
             assert 0.9 < took < 2.5
             assert "silent" in rld0.lost[0]
             with pytest.raises(PeerUnreachable, match=r"md0 is not connected: .*silent"):
                 rld0.peers.post("md0", HandOver(request="r"))
-            relay.resume()
+            proxy.resume()
             await rld0.peers.wait_connected(["md0"], 5)
 
     run(test())

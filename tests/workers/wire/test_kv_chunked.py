@@ -140,7 +140,7 @@ def test_a_connection_that_breaks_while_prefill_computes_is_noticed_at_once() ->
             source = KvSource(100, ready=48)
             sending = asyncio.create_task(following(Memory(8, fill=1), source).deliver(wan.pool))
             await eventually(lambda: received(wan.md0) == 3, 5, "the first blocks are there")
-            wan.relay.cut()
+            wan.proxy.cut()
             with pytest.raises(ConnectionLost):
                 await sending
             assert (await wan.md0.sinks["r"].result)[0] == "connection_lost"

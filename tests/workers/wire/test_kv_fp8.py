@@ -45,9 +45,9 @@ def test_what_arrives_is_what_eight_bits_can_say_of_it(tokens: int) -> None:
 def test_a_spoilt_block_is_noticed_before_it_is_decoded() -> None:
     async def test() -> None:
         async with Wan(connections=1) as wan:
-            wan.relay.spoil_at = 30_000
+            wan.proxy.spoil_at = 30_000
             await eventually(lambda: wan.pool.up == 1, 5, "up")
-            wan.relay.cut()  # what is spoilt counts from a connection's beginning, on those made from now on
+            wan.proxy.cut()  # what is spoilt counts from a connection's beginning, on those made from now on
             await eventually(lambda: wan.pool.up == 0, 5, "down")
             with pytest.raises(TransferRefused) as refused:
                 await outgoing(floats(32), "r", 500, encoding=FP8).deliver(wan.pool)

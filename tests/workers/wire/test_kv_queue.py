@@ -66,7 +66,7 @@ def test_a_connection_that_breaks_serves_the_queue_again_once_it_is_back() -> No
                 asyncio.create_task(outgoing(memory, f"r{index}", TOKENS).deliver(wan.pool)) for index in range(3)
             ]
             await eventually(lambda: "r0" in wan.md0.sinks and len(wan.pool._waiters) == 2, 5, "two wait")
-            wan.relay.cut()
+            wan.proxy.cut()
             results = await asyncio.gather(*sending, return_exceptions=True)
             assert getattr(results[0], "name", None) == "connection_lost"
             assert [type(result) for result in results[1:]] == [Delivered, Delivered]

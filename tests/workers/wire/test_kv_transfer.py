@@ -50,7 +50,7 @@ def test_bytes_are_counted_in_their_class_on_both_ends() -> None:
             assert 500 * BYTES_PER_TOKEN < sent < 500 * BYTES_PER_TOKEN * 1.005
             assert wan.p0.local.counters.bytes("md0", "sent", "token-ids") == 0
             counted = sum(size for _, way, _, size, _ in wan.p0.local.counters.rows() if way == "sent")
-            assert counted == wan.relay.forwarded, "every byte on the wire is counted, headers and handshakes too"
+            assert counted == wan.proxy.forwarded, "every byte on the wire is counted, headers and handshakes too"
 
     run(test())
 
@@ -58,12 +58,12 @@ def test_bytes_are_counted_in_their_class_on_both_ends() -> None:
 def test_a_spoilt_block_is_refused_by_its_checksum_and_the_connection_stays_good() -> None:
     async def test() -> None:
         async with Wan(connections=1) as wan:
-            wan.relay.spoil_at = 100_000
+            wan.proxy.spoil_at = 100_000
             with pytest.raises(TransferRefused, match="does not match its checksum") as refused:
                 await outgoing(Memory(32, fill=1), "spoilt", 300).deliver(wan.pool)
             assert refused.value.name == "kv_corrupt"
             assert (await wan.md0.sinks["spoilt"].result)[0] == "kv_corrupt"
-            wan.relay.spoil_at = None
+            wan.proxy.spoil_at = None
             same = wan.pool._idle[0]
             await outgoing(Memory(32, fill=1), "good", 300).deliver(wan.pool)
             assert wan.pool._idle[0] is same
@@ -88,7 +88,7 @@ def test_a_refusal_stops_the_sender_and_frees_the_connection() -> None:
 def test_aborting_gives_the_blocks_back_at_once_and_keeps_the_connection() -> None:
     async def test() -> None:
         async with Wan(connections=1, blocks=4000) as wan:
-            wan.relay.pause()
+            wan.proxy.pause()
             source = Memory(4000, fill=None)
             kv = outgoing(source, "r", 60_000)  # 60 MB: more than all socket buffers on the way
             sending = asyncio.create_task(kv.deliver(wan.pool))
@@ -97,7 +97,7 @@ def test_aborting_gives_the_blocks_back_at_once_and_keeps_the_connection() -> No
             kv.abort("client gone")
             for index in range(0, len(source.data), 4096):
                 source.data[index] = 0xFF  # the blocks belong to someone else now
-            wan.relay.resume()
+            wan.proxy.resume()
             with pytest.raises(TransferAborted):
                 await sending
             sink = wan.md0.sinks["r"]
@@ -112,7 +112,7 @@ def test_aborting_gives_the_blocks_back_at_once_and_keeps_the_connection() -> No
 def test_a_receiver_that_gives_up_is_not_written_to_any_more() -> None:
     async def test() -> None:
         async with Wan(connections=1) as wan:
-            wan.relay.rate_bytes_per_s = 2e6
+            wan.proxy.rate_bytes_per_s = 2e6
             source = Memory(64, fill=1)
             sending = asyncio.create_task(outgoing(source, "r", 1000).deliver(wan.pool))
             await eventually(lambda: "r" in wan.md0.sinks, 2, "the transfer begins")
@@ -123,7 +123,7 @@ def test_a_receiver_that_gives_up_is_not_written_to_any_more() -> None:
                 await sending
             assert refused.value.name == "cancelled"
             assert set(wan.md0.memory.data) == {0xAA}
-            wan.relay.rate_bytes_per_s = None
+            wan.proxy.rate_bytes_per_s = None
             await outgoing(source, "next", 500).deliver(wan.pool)
 
     run(test())
@@ -132,7 +132,7 @@ def test_a_receiver_that_gives_up_is_not_written_to_any_more() -> None:
 def test_transfers_queue_in_order_and_report_their_waiting_apart() -> None:
     async def test() -> None:
         async with Wan(connections=1) as wan:
-            wan.relay.rate_bytes_per_s = 1e6
+            wan.proxy.rate_bytes_per_s = 1e6
             source = Memory(8, fill=1)
             finished: list[int] = []
 
@@ -156,14 +156,14 @@ def test_transfers_queue_in_order_and_report_their_waiting_apart() -> None:
 def test_a_connection_that_breaks_fails_its_transfer_on_both_ends_and_is_dialled_again() -> None:
     async def test() -> None:
         async with Wan(connections=1) as wan:
-            wan.relay.rate_bytes_per_s = 1e6
+            wan.proxy.rate_bytes_per_s = 1e6
             sending = asyncio.create_task(outgoing(Memory(64, fill=1), "r", 1000).deliver(wan.pool))
             await eventually(lambda: "r" in wan.md0.sinks, 2, "the transfer begins")
-            wan.relay.cut()
+            wan.proxy.cut()
             with pytest.raises(ConnectionLost):
                 await sending
             assert (await wan.md0.sinks["r"].result)[0] == "connection_lost"
-            wan.relay.rate_bytes_per_s = None
+            wan.proxy.rate_bytes_per_s = None
             await eventually(lambda: wan.pool.up == 1, 3, "dialled again")
             await outgoing(Memory(64, fill=1), "again", 1000).deliver(wan.pool)
 
@@ -173,7 +173,7 @@ def test_a_connection_that_breaks_fails_its_transfer_on_both_ends_and_is_dialled
 def test_a_peer_that_takes_no_bytes_is_given_up_after_the_stall_deadline() -> None:
     async def test() -> None:
         async with Wan(connections=1) as wan:
-            wan.relay.pause()
+            wan.proxy.pause()
             start = time.monotonic()
             with pytest.raises(
                 Exception, match=r"no byte moved for 1\.0 s|did not answer within 2\.0 s|silent"
@@ -188,7 +188,7 @@ def test_a_peer_that_takes_no_bytes_is_given_up_after_the_stall_deadline() -> No
 def test_a_slow_link_is_no_stall_however_long_the_whole_takes() -> None:
     async def test() -> None:
         async with Wan(connections=1) as wan:
-            wan.relay.rate_bytes_per_s = 450e3  # 1 MB: twice the stall and the reply deadline
+            wan.proxy.rate_bytes_per_s = 450e3  # 1 MB: twice the stall and the reply deadline
             delivered = await outgoing(Memory(64, fill=1), "r", 1000).deliver(wan.pool)
             assert delivered.received_ns - delivered.start_ns > 1.9e9
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.workers.serving import Relay, eventually, run
+from tests.workers.proxy import Proxy
+from tests.workers.serving import eventually, run
 from tests.workers.wire.pair import End, Memory, outgoing
 from workers.wire.connection import dial
 from workers.wire.deadlines import DeadlineExceeded, Link, Path, within
@@ -66,13 +67,13 @@ def test_a_silent_peer_is_lost_by_the_link_that_is_and_the_kernel_is_told() -> N
     async def test() -> None:
         rld0, md0, link = End("rld0", "relay-decode"), End("md0", "main-decode"), Changing()
         path = Path(patience=PATIENCE, present=link)
-        async with Relay(md0.port) as relay, md0.connect(rld0, path=path), rld0.connect(md0, path=path, md0=relay.port):
+        async with Proxy(md0.port) as proxy, md0.connect(rld0, path=path), rld0.connect(md0, path=path, md0=proxy.port):
             await rld0.peers.wait_connected(["md0"], 3)
             assert (user_timeout_ms(rld0, "md0"), user_timeout_ms(md0, "rld0")) == (1050, 1050)
             link.link = Link(S, None, 5 * S)
             longer = round((1.05 + 8 + 15) * 1000)
             await eventually(lambda: user_timeout_ms(rld0, "md0") == user_timeout_ms(md0, "rld0") == longer, 2, "both")
-            relay.pause()
+            proxy.pause()
             await asyncio.sleep(2)
             assert not rld0.lost
             assert not md0.lost
@@ -117,13 +118,13 @@ def test_a_long_message_on_a_slow_link_keeps_the_link(sender: str) -> None:
         p0, md0, path = End("p0", "prefill"), End("md0", "main-decode"), Path(patience=PATIENCE)
         ends = {"p0": p0, "md0": md0}
         receiver = "md0" if sender == "p0" else "p0"
-        async with Relay(md0.port, 8 << 10) as relay:
+        async with Proxy(md0.port, 8 << 10) as proxy:
             md0.connect(p0, path=path)
-            p0.connect(md0, connections=1, path=path, md0=relay.port)
+            p0.connect(md0, connections=1, path=path, md0=proxy.port)
             async with md0, p0:
                 await p0.peers.wait_connected(["md0"], 3)
                 await md0.peers.wait_connected(["p0"], 3)
-                relay.rate_bytes_per_s = relay.back_bytes_per_s = 120e3
+                proxy.rate_bytes_per_s = proxy.back_bytes_per_s = 120e3
                 names = [index.to_bytes(16, "big") for index in range(20_000)]
                 ends[sender].peers.post(receiver, CacheNotice(inserted=names, reset=True))
                 await eventually(lambda: bool(ends[receiver].messages or p0.lost or md0.lost), 15, "it is there")
@@ -138,19 +139,19 @@ def test_kv_that_moves_says_that_the_peer_is_there_while_its_pongs_wait_behind_i
     async def test() -> None:
         p0, md0 = End("p0", "prefill"), End("md0", "main-decode", blocks=64)
         path = Path(patience=PATIENCE)
-        async with Relay(md0.port, 8 << 10) as relay:
+        async with Proxy(md0.port, 8 << 10) as proxy:
             md0.connect(p0, path=path)
-            p0.connect(md0, connections=1, path=path, md0=relay.port)
+            p0.connect(md0, connections=1, path=path, md0=proxy.port)
             async with md0, p0:
                 await p0.peers.wait_connected(["md0"], 3)
                 pool = p0.peers.pools["md0"]
                 control = p0.peers.link("md0")
                 assert control is not None
-                relay.rate_bytes_per_s = 300e3
-                relay.held = control._connection._stream._sock.getsockname()[1]
+                proxy.rate_bytes_per_s = 300e3
+                proxy.held = control._connection._stream._sock.getsockname()[1]
                 await outgoing(Memory(64, fill=1), "r", 1000).deliver(pool)
                 lost = [*p0.lost, *md0.lost]
-                relay.held = None
+                proxy.held = None
                 assert lost == [], "1 MB took 3 s, in which nothing but KV came through"
 
     run(test())

@@ -82,7 +82,7 @@ def test_a_connection_that_is_dialled_again_is_padded_again() -> None:
     async def test() -> None:
         async with Wan(connections=1, warm_kv=True, path=QuickWanPath()) as wan:
             await eventually(lambda: padding(wan.md0, "received") >= 1_400_000, 10, "the first is padded")
-            wan.relay.cut()
+            wan.proxy.cut()
             await eventually(lambda: padding(wan.md0, "received") >= 2_800_000, 10, "its successor as well")
 
     run(test())
