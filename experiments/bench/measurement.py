@@ -28,6 +28,7 @@ from experiments.framework.runner import report
 from experiments.traces.stats import Hit, hits
 from experiments.traces.trace import Trace
 from testbed.lab.control import ask_lab
+from testbed.lab.messages import VerificationResult, Verify
 from testbed.lab.record import LabError, Record, find_record
 
 
@@ -238,9 +239,9 @@ class Measurement:
             "parts": ["bench"],
         }
 
-    def _verified(self) -> dict[str, Any]:
+    def _verified(self) -> VerificationResult:
         assert self._record is not None
-        return ask_lab(self._record, {"op": "verify", "quick": True}, VERIFY_PATIENCE_S)[0]
+        return ask_lab(self._record, Verify(quick=True), VERIFY_PATIENCE_S)
 
     def _topology(self) -> str:
         """The lab's file as it is now."""

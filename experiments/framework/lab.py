@@ -22,6 +22,7 @@ from testbed.interpreter import environment, program
 from testbed.lab import start
 from testbed.lab.control import ask_lab
 from testbed.lab.environment import host_environment
+from testbed.lab.messages import R, Request, VerificationResult, Verify
 from testbed.lab.preflight import check
 from testbed.lab.record import LabError, Record, find_record
 from testbed.topology import TopologyErrors, load_plan
@@ -89,17 +90,17 @@ class ExperimentLab:
         if event["event"] == "step":
             self._on_step(event["text"])
 
-    def ask(self, op: str, timeout_s: float = PATIENCE_S, **fields: Any) -> dict[str, Any]:
+    def ask(self, request: Request[R], timeout_s: float = PATIENCE_S) -> R:
         """One request to the lab. Raises ExperimentError."""
         try:
-            return ask_lab(self.record, {"op": op, **fields}, timeout_s)[0]
+            return ask_lab(self.record, request, timeout_s)
         except LabError as error:
             raise ExperimentError(str(error)) from None
 
-    def verify(self, anew: bool = False) -> dict[str, Any]:
+    def verify(self, anew: bool = False) -> VerificationResult:
         """Every link measured now, and why what happened so far is not to be trusted, if it is not; `anew`: what
         happened so far is forgotten first."""
-        return self.ask("verify", quick=True, anew=anew)
+        return self.ask(Verify(quick=True, anew=anew))
 
     def start_program(self, host: str, module: str) -> Process:
         """`python -m module` in a host, told what the host's worker would be told."""

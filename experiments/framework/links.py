@@ -9,10 +9,11 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from testbed.impairment import Impairment
 from testbed.lab.control import ask_lab
+from testbed.lab.messages import WanChanges, WanShow
 from testbed.lab.record import LabError, Record
 from testbed.topology.describe import describe_direction
 
@@ -110,8 +111,12 @@ class LinkWatch:
 
     def _counters(self) -> Counters:
         """Raises LabError, and KeyError for a link that cannot be read."""
-        reply: dict[str, Any] = ask_lab(self._record, {"op": "wan-show"}, PATIENCE_S)[0]
-        return {(link["name"], way): counts for link in reply["links"] for way, counts in link["counters"].items()}
+        links = ask_lab(self._record, WanShow(), PATIENCE_S).links
+        return {
+            (link["name"], way): cast(Mapping[str, int], counts)
+            for link in links
+            for way, counts in link["counters"].items()
+        }
 
 
 CHANGES_KEPT = 100  # in run.json, of a part; their number is always there
@@ -123,8 +128,8 @@ class SettingsWatch:
     def __init__(self, record: Record) -> None:
         self._record = record
         self._began = time.time()
-        self._before: dict[str, int] = ask_lab(record, {"op": "wan-changes", "since": 0})[0]["counts"]
-        links = ask_lab(record, {"op": "wan-show"})[0]["links"]
+        self._before = ask_lab(record, WanChanges(0)).counts
+        links = ask_lab(record, WanShow()).links
         self.begin = {
             f"{link['name']} {direction}": in_words(asked)
             for link in links
@@ -135,11 +140,11 @@ class SettingsWatch:
         """Changes since the beginning: how many by whom, and the first ones. `known` is false when the lab is gone."""
         try:
             since = sum(self._before.values())
-            reply = ask_lab(self._record, {"op": "wan-changes", "since": since})[0]
+            reply = ask_lab(self._record, WanChanges(since))
         except LabError:
             return {"known": False, "by": {}, "changes": []}
-        by = {who: count - self._before[who] for who, count in reply["counts"].items()}
-        kept = [one for who in by for one in [c for c in reply["changes"] if c["by"] == who][:CHANGES_KEPT]]
+        by = {who: count - self._before[who] for who, count in reply.counts.items()}
+        kept = [one for who in by for one in [c for c in reply.changes if c["by"] == who][:CHANGES_KEPT]]
         changes = [
             {
                 "after_s": one["time"] - self._began,

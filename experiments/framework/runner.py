@@ -18,6 +18,7 @@ from experiments.framework.links import reasons_of as changed_by_hand
 from experiments.framework.progress import RunProgress
 from experiments.framework.registry import find_reported
 from experiments.report.charts import Chart, svg
+from testbed.lab.messages import VerificationResult
 from testbed.topology import TopologyErrors
 from testbed.topology.overlay import Overlay, laid_over
 
@@ -161,9 +162,9 @@ def _compute_parts(
         progress.end()
 
 
-def _verify_before(lab: ExperimentLab) -> dict[str, Any] | None:
+def _verify_before(lab: ExperimentLab) -> VerificationResult | None:
     """What `up` measured; anew where the machine was too busy at that moment, which is then forgotten."""
-    verified: dict[str, Any] | None = lab.state["verified"]
+    verified: VerificationResult | None = lab.state["verified"]
     for _ in range(VERIFY_AGAIN):
         if verified is not None and verified["ok"] and verified["faithful"]:
             break

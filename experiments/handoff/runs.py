@@ -24,6 +24,7 @@ from experiments.handoff.fit import (
 from experiments.transport.memory import Shape
 from experiments.transport.pair import note_quietly, start_pair
 from testbed.interpreter import environment, program
+from testbed.lab.messages import WanReset
 
 SMOLLM2 = "smollm2-135m"
 SMOLLM2_SPACING_S = 1.2
@@ -155,7 +156,7 @@ class HandoffSession:
             yield
         finally:
             self._play("--stop")
-            self._lab.ask("wan-reset", link="wan0")
+            self._lab.ask(WanReset("wan0"))
             time.sleep(0.2)
 
     def _play(self, what: str) -> None:

@@ -6,11 +6,10 @@ and loss; `at` chooses one router, and both directions as they pass there. A hos
 
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from testbed.capture.context import Context, LabHost, Passage
-from testbed.lab.control import Reply
+from testbed.lab.messages import Capture, CapturePoint, CapturePoints
 from testbed.lab.network import HOST_IFNAME
 from testbed.topology.plan import LabPlan, RoutePlan, WanPlan
 
@@ -20,25 +19,12 @@ if TYPE_CHECKING:
 NAMESPACES = ("user", "pid")  # of the lab, before one "net" for each point
 
 
-@dataclass(frozen=True, slots=True)
-class CapturePoint:
-    """One socket to be opened in the network namespace of `pid`."""
-
-    pid: int
-    ifname: str
-    name: str  # the interface's name in the file
-    description: str
-    leaving: str  # direction of packets that leave through the interface
-    arriving: str | None  # None: such packets are not recorded
-
-
-def capture(lab: "RunningLab", request: dict[str, Any]) -> Reply:
+def capture(lab: "RunningLab", request: Capture) -> tuple[CapturePoints, list[int]]:
     """Points, their context, and descriptors: the lab's user and PID namespace, then each point's network."""
-    name, at = request["name"], request["at"]
-    points, context = describe(lab, name, at)
+    points, context = describe(lab, request.name, request.at)
     fds = [os.open(f"/proc/{os.getpid()}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in NAMESPACES]
     fds += [os.open(f"/proc/{point.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC) for point in points]
-    return {"points": [asdict(point) for point in points], "context": context.to_comment()}, fds
+    return CapturePoints(points, context.to_comment()), fds
 
 
 def describe(lab: "RunningLab", name: str, at: str | None) -> tuple[list[CapturePoint], Context]:

@@ -6,7 +6,9 @@ A capture carries it as the comment of its file (JSON), so that an audit can rea
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Self
+
+from testbed.lab.messages import HostStatus
 
 LABEL = "pddbed-capture"
 FORMAT = 1
@@ -85,6 +87,6 @@ class Context:
             return None
 
 
-def hosts_of(hosts: Iterable[dict[str, Any]]) -> tuple[LabHost, ...]:
+def hosts_of(hosts: Iterable[HostStatus]) -> tuple[LabHost, ...]:
     """The hosts in `status`'s answer (further keys are ignored)."""
     return tuple(LabHost(r["name"], r["datacenter"], r["address"], r["port"], r["role"]) for r in hosts)

@@ -14,10 +14,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from testbed.capture.context import Context
-from testbed.lab.control import Reply, ask_lab
+from testbed.lab.control import ask_lab
+from testbed.lab.messages import ByteCounts, CountBytes
 from testbed.lab.record import LabError, Record
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class BadCounters(Exception):
 # -- in the lab --------------------------------------------------------------------------------------------------
 
 
-def count_bytes(lab: "RunningLab", _request: dict[str, Any]) -> Reply:
+def count_bytes(lab: "RunningLab", _request: CountBytes) -> ByteCounts:
     """Have every worker note its counters now.
 
     Returns the hosts that did, those that did not in time, and whether the notes are `level`: everything that was
@@ -77,7 +78,7 @@ def count_bytes(lab: "RunningLab", _request: dict[str, Any]) -> Reply:
     level = not silent and all(
         is_level(sender, receiver) for sender in noted.values() for receiver in noted.values() if sender is not receiver
     )
-    return {"counted": sorted(noted), "silent": silent, "level": level}, []
+    return ByteCounts(sorted(noted), silent, level)
 
 
 def _signal(process: "HostProcess") -> None:
@@ -275,11 +276,11 @@ class CounterReader:
         """The time to be done, if this was the last reading."""
         now = time.monotonic()
         try:
-            reply, _ = ask_lab(self._record, {"op": "count-bytes"})
+            reply = ask_lab(self._record, CountBytes())
         except LabError:  # it is going away; the recorder will notice
             return now
-        noted = set(reply["counted"])
+        noted = set(reply.counted)
         self.noted = noted if self.noted is None else self.noted & noted
-        if reply["level"] and now >= self._not_before:
+        if reply.level and now >= self._not_before:
             return now
         return None if now < self._last_reading else time.monotonic() + self._after_s

@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 from testbed.capture import pcapng
 from testbed.capture.context import Context
 from testbed.capture.ring import RETIRE_MS, InterfaceGone, Ring, Selection
+from testbed.lab.messages import CapturePoint
 from workers.linux import CLONE_NEWNET, CLONE_NEWPID, CLONE_NEWUSER, setns
 
 # A ring hands a block over at most two retire times after its first packet. Packets wait this long before they are
@@ -35,7 +36,7 @@ _by_time = itemgetter(0)
 
 def enter_and_record(
     fds: Sequence[int],
-    points: Sequence[dict[str, Any]],
+    points: Sequence[CapturePoint],
     context: Context,
     selection: Selection,
     packets: int | None,
@@ -69,7 +70,7 @@ def enter_and_record(
         os._exit(status)
 
 
-def _open(points: Sequence[dict[str, Any]], networks: Sequence[int], selection: Selection) -> "list[Source]":
+def _open(points: Sequence[CapturePoint], networks: Sequence[int], selection: Selection) -> "list[Source]":
     """A ring in each network namespace. Raises OSError with the point in its sentence."""
     with suppress(PermissionError):
         os.nice(NICENESS)
@@ -77,10 +78,10 @@ def _open(points: Sequence[dict[str, Any]], networks: Sequence[int], selection: 
     for point, network in zip(points, networks, strict=True):
         setns(network, CLONE_NEWNET)
         try:
-            ring = Ring(point["ifname"], selection, outgoing_only=point["arriving"] is None)
+            ring = Ring(point.ifname, selection, outgoing_only=point.arriving is None)
         except OSError as error:
-            raise OSError(f"cannot capture {point['name']} ({point['description']}): {error.strerror}") from None
-        sources.append(Source(ring, point["name"], point["description"]))
+            raise OSError(f"cannot capture {point.name} ({point.description}): {error.strerror}") from None
+        sources.append(Source(ring, point.name, point.description))
     return sources
 
 

@@ -22,7 +22,8 @@ from testbed.capture.context import Context
 from testbed.capture.counters import CounterReader, lags_s
 from testbed.capture.recorder import enter_and_record
 from testbed.capture.ring import Selection
-from testbed.lab.control import ask_lab
+from testbed.lab.control import ask_for_descriptors
+from testbed.lab.messages import Capture
 from testbed.lab.record import LabError, Record
 
 _POLL_S = 0.1
@@ -73,8 +74,8 @@ def capture(
 
     `open_out` is called when the lab has answered. Raises LabError when nothing can be captured.
     """
-    reply, fds = ask_lab(record, {"op": "capture", "name": parameters.name, "at": parameters.at})
-    context = Context.from_comment(reply["context"])
+    reply, fds = ask_for_descriptors(record, Capture(parameters.name, parameters.at))
+    context = Context.from_comment(reply.context)
     assert context is not None, "a lab of this version describes itself"
     try:
         out = open_out()
@@ -84,7 +85,7 @@ def capture(
         if child == 0:
             for fd in (reading, stopping):
                 os.close(fd)
-            enter_and_record(fds, reply["points"], context, parameters.selection, parameters.packets, out, report, stop)
+            enter_and_record(fds, reply.points, context, parameters.selection, parameters.packets, out, report, stop)
     finally:
         for fd in fds:  # a descriptor of its namespaces would keep a dead lab's network alive
             os.close(fd)

@@ -86,8 +86,9 @@ def _context_of(record: Any) -> "Context":
     """The context of a file from another tool: the running lab's hosts, and no knowledge of which traffic passed."""
     from testbed.capture.context import Context, hosts_of
     from testbed.lab.control import ask_lab
+    from testbed.lab.messages import Status
 
-    status, _ = ask_lab(record, {"op": "status"})
+    status = ask_lab(record, Status())
     return Context(
         lab=status["name"],
         started=status["started"],

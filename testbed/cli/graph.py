@@ -76,9 +76,10 @@ def _scene(file: Path | None, lab: str | None) -> "Scene":
             raise click.UsageError("name a topology file, or a running lab with --lab")
         return scene(load_or_fail(file))
     from testbed.lab.control import ask_lab
+    from testbed.lab.messages import Status
     from testbed.lab.record import find_record
 
-    status, _ = ask_lab(find_record(lab), {"op": "status"})
+    status = ask_lab(find_record(lab), Status())
     source = file or (Path(status["file"]) if status["file"] else None)
     if source is None:
         raise CommandError(f'lab "{lab}" was raised without a file; name the topology file')

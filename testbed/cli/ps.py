@@ -57,13 +57,13 @@ def ps(as_json: bool) -> None:
 def _reasons(record: Any) -> list[str] | None:
     """Reasons not to trust what is measured in a lab; None where it does not answer: it starts, say."""
     from testbed.lab.control import ask_lab
+    from testbed.lab.messages import Faithful
     from testbed.lab.record import LabError
 
     try:
-        reasons: list[str] = ask_lab(record, {"op": "faithful"}, PATIENCE_S)[0]["reasons"]
+        return ask_lab(record, Faithful(), PATIENCE_S).reasons
     except LabError:
         return None
-    return reasons
 
 
 def duration(seconds: float) -> str:

@@ -1,12 +1,15 @@
 """`pddbed status`: one lab in detail: hosts and their processes, links asked for and applied."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from testbed.cli.options import json_option, lab_errors, lab_option, print_json, table_console
 from testbed.cli.output import echo
+
+if TYPE_CHECKING:
+    from testbed.lab.messages import HostStatus, LabStatus
 
 
 @click.command()
@@ -16,16 +19,17 @@ from testbed.cli.output import echo
 def status(lab: str | None, as_json: bool) -> None:
     """Show a lab's hosts, processes and WAN links."""
     from testbed.lab.control import ask_lab
+    from testbed.lab.messages import Status
     from testbed.lab.record import find_record
 
-    reply, _ = ask_lab(find_record(lab), {"op": "status"})
+    reply = ask_lab(find_record(lab), Status())
     if as_json:
         print_json(reply)
         return
     _print(reply)
 
 
-def _print(status: dict[str, Any]) -> None:
+def _print(status: "LabStatus") -> None:
     from rich.markup import escape
 
     from testbed.cli.ps import duration
@@ -48,7 +52,7 @@ def _print(status: dict[str, Any]) -> None:
         console.print(f"[{'red' if row['claim'] else 'yellow'}]{escape(trouble_words(row))}[/]")
 
 
-def _losses(hosts: list[dict[str, Any]]) -> Iterator[str]:
+def _losses(hosts: "list[HostStatus]") -> Iterator[str]:
     """A sentence for each process that has ended."""
     from testbed.lab.processes import describe_exit
 
@@ -65,7 +69,7 @@ def _other_losses(lost: dict[str, str], told: list[str]) -> Iterator[str]:
             yield f"{name} {how}"
 
 
-def _host_table(hosts: list[dict[str, Any]]) -> Any:
+def _host_table(hosts: "list[HostStatus]") -> Any:
     from rich.markup import escape
     from rich.table import Table
 
@@ -78,7 +82,7 @@ def _host_table(hosts: list[dict[str, Any]]) -> Any:
         colour = {"ready": "green", "running": "green", "starting": "yellow", "exited": "red"}.get(host["state"], "dim")
         state = host["state"] if host["exit_status"] is None else f"{host['state']} ({host['exit_status']})"
         runs = host["role"] or host["command"] or "-"
-        if host.get("pace"):
+        if host["pace"]:
             runs += f" ({pace_words(host['pace'])})"
         elif host.get("profile", "native") != "native":
             runs += f" (paced as {host['profile']})"

@@ -136,7 +136,7 @@ def _summary(state: dict[str, Any], seconds: float) -> None:
     echo(f'lab "{state["name"]}" is up after {seconds:.1f} s: {state["hosts"]} hosts, WAN driver {state["driver"]}')
     _links(state)
     for name, applied in state["applied"].items():
-        for note in notes_of({"name": name, "applied": applied}):
+        for note in notes_of(name, applied):
             echo(f"  {note}", fg="yellow")
     if state["api"]:
         echo(f"  OpenAI API at {state['api']}/v1 (model {state['model']})")

@@ -1,11 +1,14 @@
 """`pddbed verify`: every WAN link of a running lab measured against its file, and every fabric measured."""
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from testbed.cli.options import json_option, lab_errors, lab_option, lab_or_only, print_json, table_console
+
+if TYPE_CHECKING:
+    from testbed.lab.messages import Figure, LinkFigures, VerificationResult
 
 # Warming TCP over the longest round trip, 20,000 loss probes and the trains, for several links.
 PATIENCE_S = 900.0
@@ -24,21 +27,22 @@ def verify(lab: str | None, quick: bool, as_json: bool) -> None:
     Exit status 1 when a link is outside of its tolerance, or when the measurement is not to be trusted.
     """
     from testbed.lab.control import ask_lab
+    from testbed.lab.messages import Verify
 
     record = lab_or_only(lab)
     if as_json:
-        result, _ = ask_lab(record, {"op": "verify", "quick": quick}, PATIENCE_S)
+        result = ask_lab(record, Verify(quick), PATIENCE_S)
         print_json(result)
     else:
         from rich.console import Console
 
         with Console(stderr=True).status("measuring every link"):
-            result, _ = ask_lab(record, {"op": "verify", "quick": quick}, PATIENCE_S)
+            result = ask_lab(record, Verify(quick), PATIENCE_S)
         _print(result)
     sys.exit(0 if result["ok"] and result["faithful"] else 1)
 
 
-def _print(result: dict[str, Any]) -> None:
+def _print(result: "VerificationResult") -> None:
     from rich.markup import escape
     from rich.table import Table
 
@@ -47,7 +51,7 @@ def _print(result: dict[str, Any]) -> None:
     table = Table(box=None, pad_edge=False)
     for title in ("LINK", "DIRECTION", "FIGURE", "ASKED", "MEASURED", "VERDICT", "NOTE"):
         table.add_column(title, overflow="fold")
-    measured = [
+    measured: list[tuple[str, str, list[Figure]]] = [
         (_link_name(link), way, figures) for link in result["links"] for way, figures in link["directions"].items()
     ]
     measured += [
@@ -86,6 +90,6 @@ def _print(result: dict[str, Any]) -> None:
         console.print("the quick form judges delay and rate; pddbed verify without --quick the rest")
 
 
-def _link_name(link: dict[str, Any]) -> str:
+def _link_name(link: "LinkFigures") -> str:
     a, b = link["between"]
     return f"{link['name']} ({a} - {b})" if a else str(link["name"])

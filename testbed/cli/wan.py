@@ -1,12 +1,17 @@
 """`pddbed wan`: the state of the WAN links, and changes of it while the lab runs."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from testbed.cli.options import json_option, lab_errors, lab_option, lab_or_only, print_json, table_console
 from testbed.cli.output import echo
 from testbed.cli.wan_play import describe_playing, play
+
+if TYPE_CHECKING:
+    from testbed.lab.messages import Direction, LinkState
+    from testbed.links.base import LinkCounters
 
 
 @click.group()
@@ -23,12 +28,16 @@ wan.add_command(play)
 @lab_errors
 def show(lab: str | None, as_json: bool) -> None:
     """Show each link's requested and applied values, its counters, and the timeline that plays."""
-    reply = _ask(lab, {"op": "wan-show"})
-    playing = reply["congestion"]
+    from testbed.lab.control import ask_lab
+    from testbed.lab.messages import WanShow
+    from testbed.lab.record import find_record
+
+    reply = ask_lab(find_record(lab), WanShow())
+    links, playing = reply.links, reply.congestion
     if as_json:
-        print_json([{**link, "congestion": playing} for link in reply["links"]])
+        print_json([{**link, "congestion": playing} for link in links])
         return
-    print_links(reply["links"])
+    print_links(links)
     if playing is not None:
         echo("\n".join(describe_playing(playing)))
 
@@ -58,8 +67,15 @@ def set_link(lab: str | None, as_json: bool, link: str, direction: str, **values
     given = {key: _spelled(key, value) for key, value in values.items() if value is not None}
     if not given:
         raise click.UsageError("name at least one value to change, such as --delay 2s")
-    chosen = None if direction == "both" else direction
-    _print(_ask(lab, {"op": "wan-set", "link": link, "direction": chosen, "values": given})["link"], as_json)
+    from testbed.lab.control import ask_lab
+    from testbed.lab.messages import WanSet
+
+    chosen = cast("Direction | None", None if direction == "both" else direction)
+    state = ask_lab(lab_or_only(lab), WanSet(link, chosen, given)).link
+    if as_json:
+        print_json(state)
+    else:
+        print_links([state])
 
 
 @wan.command()
@@ -69,7 +85,10 @@ def set_link(lab: str | None, as_json: bool, link: str, direction: str, **values
 @lab_errors
 def reset(lab: str | None, as_json: bool, link: str | None) -> None:
     """Set LINK, or every link, back to the topology file's values, and forget what made the lab unfaithful."""
-    links = _ask(lab, {"op": "wan-reset", "link": link})["links"]
+    from testbed.lab.control import ask_lab
+    from testbed.lab.messages import WanReset
+
+    links = ask_lab(lab_or_only(lab), WanReset(link)).links
     if as_json:
         print_json(links)
     else:
@@ -90,26 +109,12 @@ def _spelled(key: str, value: str) -> Any:
     return value
 
 
-def _ask(lab: str | None, request: dict[str, Any]) -> dict[str, Any]:
-    from testbed.lab.control import ask_lab
-    from testbed.lab.record import find_record
-
-    reply, _ = ask_lab(find_record(lab) if request["op"] == "wan-show" else lab_or_only(lab), request)
-    return reply
-
-
-def _print(link: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print_json(link)
-    else:
-        print_links([link])
-
-
-def print_links(links: list[dict[str, Any]]) -> None:
+def print_links(links: "list[LinkState]") -> None:
     """Print a row per direction: requested values, marked where they differ from the file, and counters."""
     from rich.table import Table
 
     from testbed.impairment import Impairment
+    from testbed.links.base import DIRECTIONS
     from testbed.topology.describe import describe_direction
 
     table = Table(box=None, pad_edge=False)
@@ -117,7 +122,7 @@ def print_links(links: list[dict[str, Any]]) -> None:
         table.add_column(title, overflow="fold")
     for link in links:
         ends = link["between"]
-        for direction, (source, target) in {"forward": ends, "backward": ends[::-1]}.items():
+        for direction, (source, target) in zip(DIRECTIONS, (ends, ends[::-1]), strict=True):
             asked, counters = link["asked"][direction], link["counters"].get(direction)
             changed = "" if asked == link["file"][direction] else " [yellow](changed)[/]"
             table.add_row(
@@ -132,28 +137,27 @@ def print_links(links: list[dict[str, Any]]) -> None:
     for link in links:
         if link["problem"]:
             echo(link["problem"], fg="red")
-        for note in notes_of(link):
+        for note in notes_of(link["name"], link["applied"]):
             echo(note, fg="yellow")
         own = sum(counters.get("dropped_by_verify", 0) for counters in link["counters"].values())
         if own:
             echo(f"{link['name']}: verify's own load made the queues drop {own} packets more", dim=True)
 
 
-def notes_of(link: dict[str, Any]) -> list[str]:
+def notes_of(name: str, link_applied: Mapping[Any, Mapping[str, Any]]) -> list[str]:
     """Limits of a link's driver on this machine, though it works."""
-    refused = {applied.get("realtime_refused") for applied in link["applied"].values()} - {None, ""}
-    return [f'wan "{link["name"]}": no real-time priority ({reason}); the relay may be late' for reason in refused]
+    refused = {applied.get("realtime_refused") for applied in link_applied.values()} - {None, ""}
+    return [f'wan "{name}": no real-time priority ({reason}); the relay may be late' for reason in refused]
 
 
-def _counted(counters: dict[str, Any]) -> tuple[str, str, str]:
+def _counted(counters: "LinkCounters") -> tuple[str, str, str]:
     """The counts of packets, of those dropped as asked, and of those dropped unasked."""
-    dropped = sum(counters.get(key, 0) for key in ("dropped_queue", "dropped_loss", "lost"))
-    dropped -= counters.get("dropped_by_verify", 0)
+    dropped = counters["dropped_queue"] + counters["lost"] - counters.get("dropped_by_verify", 0)
     unasked = f"[red]{counters['dropped_unasked']}[/]" if counters["dropped_unasked"] else "0"
     return str(counters["packets"]), str(dropped), unasked
 
 
-def _punctual(figures: dict[str, Any] | None, direction: str) -> tuple[str, str]:
+def _punctual(figures: Mapping[str, Any] | None, direction: str) -> tuple[str, str]:
     """The emulator's lateness (p99 and worst), and its load (in the last second and at most)."""
     if figures is None:  # the kernel's driver has no process, a broken link none any more
         return "-", "-"

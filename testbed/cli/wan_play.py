@@ -3,15 +3,17 @@
 import os
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from testbed.cli import CommandError
 from testbed.cli.options import json_option, lab_errors, lab_option, lab_or_only, print_json
 from testbed.cli.output import echo
+
+if TYPE_CHECKING:
+    from testbed.lab.messages import LinkState, Move, NextMove, TimelineState, Waiting
 
 _READY_PATIENCE_S = 600.0
 _POLL_S = 0.2
@@ -36,19 +38,19 @@ def play(lab: str | None, as_json: bool, file: str | None, at_ready: bool, wait:
     anything begins; every change is recorded in congestion.jsonl in the lab's records.
     """
     from testbed.lab.control import ask_lab
+    from testbed.lab.messages import WanPlay, WanShow, WanStop
 
     if stop == (file is not None):
         raise click.UsageError("name a FILE with a timeline, or --stop" if not stop else "--stop takes no FILE")
     if stop:
         record = lab_or_only(lab)
-        state = ask_lab(record, {"op": "wan-stop"}, timeout_s=60)[0]["congestion"]
+        state = ask_lab(record, WanStop(), timeout_s=60).congestion
     else:
         assert file is not None
         text, shown, folder = _read(file)
         record = _ready_record(lab) if at_ready else lab_or_only(lab)
-        reply, _ = ask_lab(record, {"op": "wan-show"})
-        timeline = _timeline(text, shown, folder, reply)
-        state = ask_lab(record, {"op": "wan-play", "timeline": timeline.to_dict()}, timeout_s=60)[0]["congestion"]
+        timeline = _timeline(text, shown, folder, ask_lab(record, WanShow()).links)
+        state = ask_lab(record, WanPlay(timeline.to_dict()), timeout_s=60).congestion
         if wait:
             state = _wait(record, state)
     if as_json:
@@ -72,16 +74,14 @@ def _read(file: str) -> tuple[str, str, Path]:
         raise CommandError(str(errors)) from None
 
 
-def _timeline(text: str, shown: str, folder: Path, reply: Mapping[str, Any]) -> Any:
+def _timeline(text: str, shown: str, folder: Path, links: "list[LinkState]") -> Any:
     from testbed.congestion.link_values import links_of_lab
     from testbed.congestion.timeline_file import timeline_from_text
     from testbed.topology import TopologyErrors
     from testbed.topology.checks.memory import machine_memory_bytes
 
     try:
-        return timeline_from_text(
-            text, shown, folder, links_of_lab(reply["links"]), seed=0, memory_bytes=machine_memory_bytes()
-        )
+        return timeline_from_text(text, shown, folder, links_of_lab(links), seed=0, memory_bytes=machine_memory_bytes())
     except TopologyErrors as errors:
         raise CommandError(str(errors)) from None
 
@@ -89,13 +89,14 @@ def _timeline(text: str, shown: str, folder: Path, reply: Mapping[str, Any]) -> 
 def _ready_record(lab: str | None) -> Any:
     """A lab that answers; it does once it is up."""
     from testbed.lab.control import ask_lab
+    from testbed.lab.messages import WanShow
     from testbed.lab.record import LabError, find_record
 
     deadline = time.monotonic() + _READY_PATIENCE_S
     while True:
         try:
             record = find_record(lab)
-            ask_lab(record, {"op": "wan-show"})
+            ask_lab(record, WanShow())
         except LabError:
             if time.monotonic() > deadline:
                 raise
@@ -104,22 +105,23 @@ def _ready_record(lab: str | None) -> Any:
             return record
 
 
-def _wait(record: Any, state: dict[str, Any]) -> dict[str, Any]:
+def _wait(record: Any, state: "TimelineState") -> "TimelineState":
     """Follow it to its end; Ctrl-C leaves it playing."""
     from rich.console import Console
 
     from testbed.lab.control import ask_lab
+    from testbed.lab.messages import WanPlaying
 
     console = Console(stderr=True)
     with console.status("") as status:
         while state["state"] not in ("over", "stopped", "failed"):
             status.update(describe_playing(state)[0])
             time.sleep(_POLL_S)
-            state = ask_lab(record, {"op": "wan-playing"})[0]["congestion"]
+            state = ask_lab(record, WanPlaying()).congestion or state
     return state
 
 
-def describe_playing(state: Mapping[str, Any]) -> list[str]:
+def describe_playing(state: "TimelineState") -> list[str]:
     """The timeline in lines: `two-dc.yaml: playing, 12.3 s of 60 s, 41 changes applied, at most 0.4 ms late`."""
     from testbed.units import format_duration
 
@@ -135,14 +137,14 @@ def describe_playing(state: Mapping[str, Any]) -> list[str]:
     if state["next"] is not None:
         upcoming = state["next"]
         lines.append(f"  next: {upcoming['kind']} on {_places(upcoming)} at {upcoming['at_ns'] / 1e9:g} s")
-    for item in state["waiting"]:
-        share = "" if item["fraction"] is None else f" at {item['fraction']:.0%}"
-        lines.append(f"  waits for {item['for']}{share}: {item['kind']} on {_places(item)}")
+    for waiting in state["waiting"]:
+        share = "" if waiting["fraction"] is None else f" at {waiting['fraction']:.0%}"
+        lines.append(f"  waits for {waiting['for']}{share}: {waiting['kind']} on {_places(waiting)}")
     lines += [f"  failed: {error}" for error in state["errors"]]
     return lines
 
 
-def _places(item: Mapping[str, Any]) -> str:
+def _places(item: "Move | NextMove | Waiting") -> str:
     links: dict[str, list[str]] = {}
     for link, direction in item["targets"]:
         links.setdefault(link, []).append(direction)

@@ -8,7 +8,7 @@ rest. Methods may be called from any thread.
 import json
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 from testbed.congestion.apply import Applier, adapted
 from testbed.congestion.player import Player, PlayError
 from testbed.congestion.timeline import Timeline
+from testbed.lab.messages import TimelineState
 from testbed.lab.network import Network
 from testbed.lab.record import Record
 from testbed.lab.troubles import Troubles
@@ -99,7 +100,7 @@ class Congestion:
         self._log: ChangeLog | None = None
         self._lock = threading.Lock()
 
-    def play(self, timeline: Timeline) -> dict[str, Any]:
+    def play(self, timeline: Timeline) -> TimelineState:
         """Begin now, with the lab's seed; returns the state. Raises PlayError."""
         with self._lock:
             if self._player is not None and self._player.running:
@@ -115,7 +116,7 @@ class Congestion:
             player.begin()
         return player.state()
 
-    def stop(self) -> dict[str, Any]:
+    def stop(self) -> TimelineState:
         """End what plays. Raises PlayError when nothing does."""
         player = self._player
         if player is None or not player.running:
@@ -123,11 +124,11 @@ class Congestion:
         player.stop()
         return player.state()
 
-    def state(self) -> dict[str, Any] | None:
+    def state(self) -> TimelineState | None:
         """The state of the timeline that plays, or that played last; None where there was none."""
         return None if self._player is None else self._player.state()
 
 
-def _describe(state: Mapping[str, Any]) -> str:
+def _describe(state: TimelineState) -> str:
     length = "" if state["length_ns"] is None else f" of {format_duration(state['length_ns'])}"
     return f"{state['source']} ({(state['elapsed_ns'] or 0) / 1e9:.1f} s{length})"

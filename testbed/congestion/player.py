@@ -12,12 +12,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic_ns
-from typing import Any
 
 from testbed.congestion.apply import Applier, Done, Write
 from testbed.congestion.schedule import Assign, Move, PrepareTraffic, Schedule, ServingEvent
 from testbed.congestion.timeline import CrossTraffic, Event, Timeline
 from testbed.congestion.triggers import TriggerSocket, lengthen_datagram_queues
+from testbed.lab import messages
+from testbed.lab.messages import TimelineState
 
 _FIFO_PRIORITY = 15  # below the emulators': a change may wait for a packet, not the other way round
 _PREPARE_PATIENCE_S = 20.0
@@ -75,7 +76,7 @@ class Player:
             os.write(self._stop_write, b"x")
         self._thread.join()
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> TimelineState:
         """The answer to `wan show` and `wan play`: durations in ns since the timeline began."""
         progress, now = self._progress, monotonic_ns()
         elapsed = None if progress.began_ns is None else (progress.ended_ns or now) - progress.began_ns
@@ -211,16 +212,21 @@ class Player:
         progress = {name: getattr(self._progress, name) for name in ("applied", "superseded", "latest_ns", "errors")}
         self._write("end", state=state, never_triggered=[e.number for e in self._schedule.waiting()], **progress)
 
-    def _describe(self, move: Move) -> dict[str, Any]:
+    def _describe(self, move: Move) -> messages.Move:
         targets = [list(target) for target in move.event.targets]
         return {"event": move.event.number, "kind": move.event.kind, "targets": targets}
 
-    def _describe_trigger(self, event: Event) -> dict[str, Any]:
+    def _describe_trigger(self, event: Event) -> messages.Waiting:
         trigger = event.trigger
         assert trigger is not None
-        told = {"for": trigger.event, "fraction": trigger.fraction, "request": trigger.request}
-        targets = [list(target) for target in event.targets]
-        return {"event": event.number, "kind": event.kind, "targets": targets, **told}
+        return {
+            "event": event.number,
+            "kind": event.kind,
+            "targets": [list(target) for target in event.targets],
+            "for": trigger.event,
+            "fraction": trigger.fraction,
+            "request": trigger.request,
+        }
 
 
 def _latest_only(batch: list[Move]) -> Iterator[tuple[Move, int]]:

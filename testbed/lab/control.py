@@ -13,6 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from testbed.lab.messages import AnyRequest, Failure, R, Request, encode, reply_type
 from testbed.lab.record import LabError, Record
 
 _LENGTH = struct.Struct("!I")
@@ -21,11 +24,12 @@ MAX_FDS = 8
 BACKLOG = 1024
 PATIENCE_S = 30.0  # with a client that sends half a request, or does not read its reply
 BREATH_S = 0.1  # before the next attempt to accept, or to connect, where there was no room
-Reply = tuple[dict[str, Any], list[int]]
+Answered = tuple[Any, list[int]]
+"""A reply, and descriptors to send beside it (closed afterwards)."""
 
 
-def _send(connection: socket.socket, message: dict[str, Any], fds: list[int]) -> None:
-    data = json.dumps(message).encode()
+def _send(connection: socket.socket, message: Any, fds: list[int]) -> None:
+    data = encode(message)
     header = _LENGTH.pack(len(data))
     if fds:
         socket.send_fds(connection, [header], fds)
@@ -34,7 +38,7 @@ def _send(connection: socket.socket, message: dict[str, Any], fds: list[int]) ->
     connection.sendall(data)
 
 
-def _receive(connection: socket.socket) -> Reply:
+def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:
     header, fds, _, _ = socket.recv_fds(connection, _LENGTH.size, MAX_FDS)
     try:
         return _receive_message(connection, header), fds
@@ -44,25 +48,32 @@ def _receive(connection: socket.socket) -> Reply:
         raise
 
 
-def _receive_message(connection: socket.socket, header: bytes) -> Any:
+def _receive_message(connection: socket.socket, header: bytes) -> bytes:
     if len(header) < _LENGTH.size:
         raise ConnectionError("the peer closed the control socket")
     (length,) = _LENGTH.unpack(header)
     if length > MAX_MESSAGE:
-        raise ConnectionError(f"a control message of {length} bytes is refused")
+        raise TooLong(f"a message of {length} bytes is refused; the most is {MAX_MESSAGE}")
     data = bytearray()
     while len(data) < length:
         part = connection.recv(length - len(data))
         if not part:
             raise ConnectionError("the peer closed the control socket")
         data += part
-    return json.loads(data)
+    return bytes(data)
+
+
+class TooLong(Exception):
+    """A message is longer than any that is meant."""
 
 
 class ControlServer:
-    """Serves `handle(request) -> (reply, fds)` in a thread per connection. Descriptors are closed after sending."""
+    """Serves `handle(request) -> (reply, fds)` in a thread per connection. Descriptors are closed after sending.
 
-    def __init__(self, path: Path, handle: Callable[[dict[str, Any]], Reply]) -> None:
+    What is no request is answered with a Failure, as is a request whose handling raises.
+    """
+
+    def __init__(self, path: Path, handle: Callable[[AnyRequest], Answered]) -> None:
         self._handle = handle
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(path))
@@ -83,19 +94,20 @@ class ControlServer:
         fds: list[int] = []
         with connection:
             try:
-                request, unwanted = _receive(connection)
-                for fd in unwanted:
-                    os.close(fd)
+                reply: Any
                 try:
-                    if not isinstance(request, dict):
-                        raise TypeError("a request is a JSON object")
-                    reply, fds = self._handle(request)
-                except KeyError as error:
-                    reply = {"error": f"the request lacks {error}; is it of another pddbed version?"}
+                    data, unwanted = _receive(connection)
+                    for fd in unwanted:
+                        os.close(fd)
+                    reply, fds = self._handle(msgspec.convert(json.loads(data), AnyRequest))
+                except (msgspec.ValidationError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+                    reply = Failure(f"this is no request that the lab knows: {error}; is it of another pddbed version?")
+                except ConnectionError:
+                    raise
                 except Exception as error:
-                    reply = {"error": str(error) or repr(error)}
+                    reply = Failure(str(error) or repr(error))
                 _send(connection, reply, fds)
-            except (OSError, ValueError, RecursionError):  # the client went away or sent rubbish: nobody to tell
+            except OSError:  # the client went away: nobody to tell
                 pass
             finally:
                 for fd in fds:
@@ -115,14 +127,22 @@ def _connect(connection: socket.socket, record: Record, timeout_s: float) -> Non
             time.sleep(BREATH_S)
 
 
-def ask_lab(record: Record, request: dict[str, Any], timeout_s: float = 15.0) -> Reply:
+def ask_lab(record: Record, request: Request[R], timeout_s: float = 15.0) -> R:
     """One request to a lab's supervisor. LabError when it does not answer or reports an error."""
+    reply, fds = ask_for_descriptors(record, request, timeout_s)
+    for fd in fds:
+        os.close(fd)
+    return reply
+
+
+def ask_for_descriptors(record: Record, request: Request[R], timeout_s: float = 15.0) -> tuple[R, list[int]]:
+    """As `ask_lab`, with the descriptors that come beside the reply."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(timeout_s)
         try:
             _connect(connection, record, timeout_s)
             _send(connection, request, [])
-            reply, fds = _receive(connection)
+            data, fds = _receive(connection)
         except PermissionError:
             raise LabError(f'lab "{record.name}" belongs to another user; use sudo') from None
         except (FileNotFoundError, ConnectionRefusedError):
@@ -133,6 +153,21 @@ def ask_lab(record: Record, request: dict[str, Any], timeout_s: float = 15.0) ->
             ) from None
         except ConnectionError:
             raise LabError(f'lab "{record.name}" went away') from None
-    if "error" in reply:
-        raise LabError(reply["error"])
-    return reply, fds
+        except TooLong as error:
+            raise LabError(f'lab "{record.name}": {error}') from None
+    try:
+        return _reply(request, data), fds
+    except BaseException:
+        for fd in fds:
+            os.close(fd)
+        raise
+
+
+def _reply(request: Request[R], data: bytes) -> R:
+    try:
+        value = json.loads(data)
+        if isinstance(value, dict) and value.keys() == {"error"}:
+            raise LabError(str(value["error"]))
+        return msgspec.convert(value, reply_type(request))
+    except (ValueError, RecursionError) as error:
+        raise LabError(f"the lab's answer is of another pddbed version: {error}") from None

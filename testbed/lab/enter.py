@@ -11,8 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from testbed.lab.control import ask_lab
+from testbed.lab.control import ask_for_descriptors
 from testbed.lab.environment import fitting
+from testbed.lab.messages import Enter
 from testbed.lab.record import Record
 from workers.linux import CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWUSER, die_with_parent, setns
 
@@ -25,11 +26,11 @@ def run_inside(record: Record, host: str, command: list[str], environment: dict[
     Its environment is this process's, the host's own variables (docs/environment.md) and what `environment` adds.
     The command ends with this process: SIGTERM and SIGHUP are passed on, and SIGKILL takes it along.
     """
-    reply, fds = ask_lab(record, {"op": "enter", "host": host})
-    variables, left_out = fitting(reply["environment"])
+    reply, fds = ask_for_descriptors(record, Enter(host))
+    variables, left_out = fitting(reply.environment)
     for name in left_out:
         print(f"pddbed: {name} is not set, too long for the kernel in a lab of so many hosts", file=sys.stderr)
-    namespaces = dict(zip(reply["namespaces"], fds, strict=True))
+    namespaces = dict(zip(reply.namespaces, fds, strict=True))
     # Only the child joins: a process outside that stayed in the lab's network would keep it alive.
     child = os.fork()
     if child == 0:

@@ -1,7 +1,6 @@
-"""What a running lab answers on its control socket: one function per operation, looked up in `OPERATIONS`.
+"""A running lab's answers on its control socket: one function per request (`messages`), looked up in `OPERATIONS`.
 
-Each is called in a thread of its own with the lab and the request, and returns a reply and descriptors to send with
-it (closed afterwards). An exception becomes the reply's error.
+Each is called in a thread of its own with the lab and the request, and returns a reply. An exception becomes a Failure.
 """
 
 import os
@@ -9,14 +8,16 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from testbed.capture.capture_points import capture
 from testbed.capture.counters import count_bytes
 from testbed.congestion.control import Congestion
 from testbed.congestion.timeline import Timeline
-from testbed.lab.control import Reply
+from testbed.lab import messages
+from testbed.lab.control import Answered
 from testbed.lab.endpoints import endpoints
+from testbed.lab.messages import LabStatus
 from testbed.lab.network import HOST_IFNAME, Network
 from testbed.lab.pace import read_pace
 from testbed.lab.processes import HostProcesses
@@ -49,7 +50,7 @@ class RunningLab:
         self.congestion = Congestion(self.plan, self.record, self.network, self.wan, self.troubles)
 
 
-def _status(lab: RunningLab, _request: dict[str, Any]) -> Reply:
+def _status(lab: RunningLab, _request: messages.Status) -> LabStatus:
     processes, paces = lab.processes.snapshot(), read_pace(lab.record.results)
     idle = {"pid": None, "state": "idle", "exit_status": None}
     hosts = []
@@ -78,94 +79,96 @@ def _status(lab: RunningLab, _request: dict[str, Any]) -> Reply:
         "unfaithful": lab.verification.faithfulness.reasons(),
         "troubles": lab.troubles.rows(),
     }
-    return {**state, "uptime_s": time.monotonic() - lab.began, "hosts": hosts, "links": links}, []
+    status = {**state, "uptime_s": time.monotonic() - lab.began, "hosts": hosts, "links": links}
+    return cast(LabStatus, status)
 
 
-def _enter(lab: RunningLab, request: dict[str, Any]) -> Reply:
+def _enter(lab: RunningLab, request: messages.Enter) -> tuple[messages.Entry, list[int]]:
     """Descriptors of a host's namespaces, in the order that `namespaces` names, and the variables of its processes."""
-    pid = lab.network.pid_of(request["host"])
+    pid = lab.network.pid_of(request.host)
     kinds = ("user", "pid", "net", "mnt")
-    own = next((lab.processes.environment_of(host) for host in lab.plan.hosts if host.name == request["host"]), {})
+    own = next((lab.processes.environment_of(host) for host in lab.plan.hosts if host.name == request.host), {})
     fds = [os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in kinds]
-    return {"namespaces": kinds, "environment": own}, fds
+    return messages.Entry(kinds, own), fds
 
 
-def _endpoints(lab: RunningLab, request: dict[str, Any]) -> Reply:
+def _endpoints(lab: RunningLab, request: messages.FindEndpoints) -> messages.Endpoints:
     """The measuring ends of a WAN link, made on first use: pids are of the lab's own PID namespace."""
-    ends = endpoints(lab.plan, lab.network, request["link"])
-    return {"endpoints": [{"pid": end.pid, "address": str(end.address)} for end in ends]}, []
+    ends = endpoints(lab.plan, lab.network, request.link)
+    return messages.Endpoints([messages.Endpoint(end.pid, str(end.address)) for end in ends])
 
 
-def _down(lab: RunningLab, _request: dict[str, Any]) -> Reply:
+def _down(lab: RunningLab, _request: messages.Down) -> messages.Nothing:
     lab.stop.set()
-    return {}, []
+    return messages.Nothing()
 
 
-def _wan_show(lab: RunningLab, _request: dict[str, Any]) -> Reply:
-    return {"links": lab.wan.show(), "congestion": lab.congestion.state()}, []
+def _wan_show(lab: RunningLab, _request: messages.WanShow) -> messages.LinksAndTimeline:
+    return messages.LinksAndTimeline(lab.wan.show(), lab.congestion.state())
 
 
-def _wan_playing(lab: RunningLab, _request: dict[str, Any]) -> Reply:
+def _wan_playing(lab: RunningLab, _request: messages.WanPlaying) -> messages.Playing:
     """Only what plays: whoever follows a timeline must not hold up its changes by asking the links."""
-    return {"congestion": lab.congestion.state()}, []
+    return messages.Playing(lab.congestion.state())
 
 
-def _wan_play(lab: RunningLab, request: dict[str, Any]) -> Reply:
-    return {"congestion": lab.congestion.play(Timeline.from_dict(request["timeline"]))}, []
+def _wan_play(lab: RunningLab, request: messages.WanPlay) -> messages.Played:
+    return messages.Played(lab.congestion.play(Timeline.from_dict(request.timeline)))
 
 
-def _wan_stop(lab: RunningLab, _request: dict[str, Any]) -> Reply:
-    return {"congestion": lab.congestion.stop()}, []
+def _wan_stop(lab: RunningLab, _request: messages.WanStop) -> messages.Played:
+    return messages.Played(lab.congestion.stop())
 
 
-def _wan_set(lab: RunningLab, request: dict[str, Any]) -> Reply:
-    return {"link": lab.wan.set(request["link"], request["direction"], request["values"])}, []
+def _wan_set(lab: RunningLab, request: messages.WanSet) -> messages.LinkSet:
+    return messages.LinkSet(lab.wan.set(request.link, request.direction, request.values))
 
 
-def _wan_reset(lab: RunningLab, request: dict[str, Any]) -> Reply:
-    lab.verification.faithfulness.forget(request["link"])
-    if request["link"]:
-        return {"links": [lab.wan.reset(request["link"])]}, []
+def _wan_reset(lab: RunningLab, request: messages.WanReset) -> messages.Links:
+    lab.verification.faithfulness.forget(request.link)
+    if request.link:
+        return messages.Links([lab.wan.reset(request.link)])
     lab.wan.reset_all()
-    return {"links": lab.wan.show()}, []
+    return messages.Links(lab.wan.show())
 
 
-def _faithful(lab: RunningLab, _request: dict[str, Any]) -> Reply:
-    return {"reasons": lab.verification.faithfulness.reasons()}, []
+def _faithful(lab: RunningLab, _request: messages.Faithful) -> messages.Reasons:
+    return messages.Reasons(lab.verification.faithfulness.reasons())
 
 
-def _wan_changes(lab: RunningLab, request: dict[str, Any]) -> Reply:
-    return lab.wan.history(int(request["since"])), []
+def _wan_changes(lab: RunningLab, request: messages.WanChanges) -> messages.Changes:
+    return lab.wan.history(request.since)
 
 
-def _verify(lab: RunningLab, request: dict[str, Any]) -> Reply:
-    if request.get("anew"):
+def _verify(lab: RunningLab, request: messages.Verify) -> messages.VerificationResult:
+    if request.anew:
         lab.verification.faithfulness.forget()
-    return lab.verification.run(request["quick"]), []
+    return lab.verification.run(request.quick)
 
 
-OPERATIONS: dict[str, Callable[[RunningLab, dict[str, Any]], Reply]] = {
-    "status": _status,
-    "enter": _enter,
-    "endpoints": _endpoints,
-    "down": _down,
-    "verify": _verify,
-    "faithful": _faithful,
-    "wan-show": _wan_show,
-    "wan-play": _wan_play,
-    "wan-playing": _wan_playing,
-    "wan-stop": _wan_stop,
-    "wan-set": _wan_set,
-    "wan-reset": _wan_reset,
-    "wan-changes": _wan_changes,
-    "capture": capture,
-    "count-bytes": count_bytes,
+OPERATIONS: dict[type, Callable[[RunningLab, Any], Any]] = {
+    messages.Status: _status,
+    messages.FindEndpoints: _endpoints,
+    messages.Down: _down,
+    messages.Verify: _verify,
+    messages.Faithful: _faithful,
+    messages.WanShow: _wan_show,
+    messages.WanPlay: _wan_play,
+    messages.WanPlaying: _wan_playing,
+    messages.WanStop: _wan_stop,
+    messages.WanSet: _wan_set,
+    messages.WanReset: _wan_reset,
+    messages.WanChanges: _wan_changes,
+    messages.CountBytes: count_bytes,
+}
+WITH_DESCRIPTORS: dict[type, Callable[[RunningLab, Any], Answered]] = {
+    messages.Enter: _enter,
+    messages.Capture: capture,
 }
 
 
-def answer(lab: RunningLab, request: dict[str, Any]) -> Reply:
+def answer(lab: RunningLab, request: messages.AnyRequest) -> Answered:
     """Look the operation up and run it."""
-    operation = OPERATIONS.get(str(request.get("op")))
-    if operation is None:
-        raise ValueError(f"the lab knows no operation {request.get('op')!r}; is it of another pddbed version?")
-    return operation(lab, request)
+    if operation := WITH_DESCRIPTORS.get(type(request)):
+        return operation(lab, request)
+    return OPERATIONS[type(request)](lab, request), []

@@ -17,6 +17,7 @@ from typing import Any, TextIO
 from testbed.lab import sandbox
 from testbed.lab.control import ask_lab
 from testbed.lab.environment import hosts_file
+from testbed.lab.messages import Down
 from testbed.lab.origin import own_origin, write_origin
 from testbed.lab.record import ELSEWHERE, LabError, Record, create_record, refuse_taken, registry, sweep_dead
 from testbed.topology.plan import LabPlan
@@ -172,7 +173,7 @@ def down(record: Record) -> None:
     """End a lab and wait until nothing of it is left: ask the supervisor, else its guardian, else the kernel."""
     guardian = record.guardian_pid()
     with suppress(LabError):
-        ask_lab(record, {"op": "down"}, timeout_s=GRACE_S)
+        ask_lab(record, Down(), timeout_s=GRACE_S)
         if _gone(record, GRACE_S):
             return
     if guardian == ELSEWHERE:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from testbed.lab.messages import Trouble
+
 ROW_WORDS = 8  # of 64 bits each: one for each kind, errno, CLOCK_MONOTONIC of the latest; docs/environment.md
 KINDS = ("requests", "bytes", "pace", "log")
 WORDS = {"requests": "request records", "bytes": "byte counts", "pace": "pace counts", "log": "lines of its log"}
@@ -32,7 +34,7 @@ class Troubles:
             self._words = memoryview(mmap.mmap(fd, size)).cast("q")
         finally:
             os.close(fd)
-        self._noted: dict[str, dict[str, Any]] = {}
+        self._noted: dict[str, Trouble] = {}
         self._forgiven: dict[str, int] = {}
         self._lock = threading.Lock()
 
@@ -40,8 +42,10 @@ class Troubles:
         """Something failed, or was left out, and the lab goes on. `claim`: figures may have suffered."""
         said = str(error) or repr(error)
         with self._lock:
-            row = self._noted.setdefault(what, {"what": what, "times": 0, "first": time.time(), "claim": claim})
-            row.update(times=row["times"] + 1, last=time.time(), error=said)
+            now = time.time()
+            first: Trouble = {"what": what, "times": 0, "first": now, "claim": claim, "last": now, "error": said}
+            row = self._noted.setdefault(what, first)
+            row.update({"times": row["times"] + 1, "last": now, "error": said})
 
     def guard(self, what: str, work: Callable[[], object]) -> bool:
         """Do something that must not end whoever does it over and over; a failure is noted. Whether it went well."""
@@ -64,10 +68,10 @@ class Troubles:
                 found[host] = {**counts, "reason": reason}
         return found
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[Trouble]:
         """For `status`: what, how often, the latest error, and whether figures may have suffered."""
         with self._lock:
-            noted = [dict(row) for row in self._noted.values()]
+            noted = [row.copy() for row in self._noted.values()]
         for host, counts in self.unwritten().items():
             for kind in KINDS:
                 if kind in counts:
@@ -86,7 +90,7 @@ class Troubles:
         return [trouble_words(row) for row in new]
 
 
-def trouble_words(row: dict[str, Any]) -> str:
+def trouble_words(row: Trouble) -> str:
     """For people: `gw0 could not write request records (31 times; the latest: No space left on device)`."""
     often = "once" if row["times"] == 1 else f"{row['times']:,} times; the latest"
     return f"{row['what']} ({often}: {row['error']})"

@@ -11,11 +11,12 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from testbed.interpreter import environment, program
 from testbed.lab.drops import receive_buffer_errors
 from testbed.lab.faithfulness import Faithfulness
+from testbed.lab.messages import VerificationResult
 from testbed.lab.network import Network
 from testbed.lab.targets import Targets
 from testbed.lab.troubles import Troubles
@@ -38,7 +39,7 @@ class Verification:
         self._wan = wan
         self._floor: dict[str, dict[str, float | None]] = {}
         self._path_floor: dict[str, float | None] = {}
-        self.last: dict[str, Any] | None = None
+        self.last: VerificationResult | None = None
         self._targets = Targets(plan, network, wan)
         self.faithfulness = Faithfulness(network, records, troubles)
         self._measuring = threading.Lock()
@@ -48,7 +49,7 @@ class Verification:
         result = self._run("floor", quick=True)
         self._floor, self._path_floor = result["floors"], result["path_floors"]
 
-    def run(self, quick: bool) -> dict[str, Any]:
+    def run(self, quick: bool) -> VerificationResult:
         """Measure every link as it is asked to be now: `links`, `paths`, `fabrics`, `ok`, `faithful`, `reasons`."""
         with self._measuring:
             changes = {wan.name: self._wan.changes(wan.name) for wan in self._plan.wans}
@@ -74,8 +75,8 @@ class Verification:
         result["not_measured"] = [] if changed else not_measured(result["links"])
         result["faithful"] = not reasons
         result["reasons"] = reasons
-        self.last = result
-        return result
+        self.last = cast(VerificationResult, result)
+        return self.last
 
     def _add_evidence(self, figures: list[dict[str, Any]], begin: float, end: float) -> None:
         """What this machine did meanwhile, beside what failed: a busy one may be the cause."""

@@ -15,7 +15,8 @@ from pydantic import ValidationError
 from testbed.congestion.link_values import apply_change, change_of
 from testbed.congestion.timeline import Change
 from testbed.impairment import Impairment
-from testbed.links.base import DIRECTIONS, Direction, LinkError, WanLink
+from testbed.lab.messages import Changes, LinkChange, LinkState
+from testbed.links.base import DIRECTIONS, Direction, LinkCounters, LinkError, WanLink
 from testbed.topology import schema
 from testbed.topology.plan import LabPlan, WanPlan
 
@@ -53,20 +54,25 @@ class WanControl:
             wan.name: {"forward": wan.forward, "backward": wan.backward} for wan in plan.wans
         }
         self._changes = dict.fromkeys(self._asked, 0)
-        self._dropped_by_verify = {name: dict.fromkeys(DIRECTIONS, 0) for name in self._asked}
-        self._history = {by: deque[dict[str, Any]](maxlen=CHANGES_KEPT) for by in ("hand", "timeline")}
+        self._dropped_by_verify: dict[str, dict[Direction, int]] = {
+            name: dict.fromkeys(DIRECTIONS, 0) for name in self._asked
+        }
+        self._history = {by: deque[LinkChange](maxlen=CHANGES_KEPT) for by in ("hand", "timeline")}
         self._changed_by = dict.fromkeys(self._history, 0)
 
-    def show(self) -> list[dict[str, Any]]:
+    def show(self) -> list[LinkState]:
         """Per link: the file's values, what is asked now, what is applied, and the counters.
 
         `problem` says why a link is broken, whose `applied` and `counters` are empty then; None where it works.
         """
         return [self._show(name) for name in self._plans]
 
-    def _show(self, name: str) -> dict[str, Any]:
+    def _show(self, name: str) -> LinkState:
         plan, link = self._plans[name], self._links[name]
-        applied, counters, punctuality, problem = {}, {}, None, None
+        applied: dict[Direction, dict[str, Any]] = {}
+        counters: dict[Direction, LinkCounters] = {}
+        punctuality: Mapping[str, Any] | None = None
+        problem: str | None = None
         try:
             applied, counters = dict(link.applied()), dict(link.counters())
             punctuality = link.punctuality()
@@ -100,7 +106,7 @@ class WanControl:
         for direction in DIRECTIONS:
             self._dropped_by_verify[name][direction] += dropped[direction]
 
-    def set(self, name: str, direction: Direction | None, values: Mapping[str, Any]) -> dict[str, Any]:
+    def set(self, name: str, direction: Direction | None, values: Mapping[str, Any]) -> LinkState:
         """Change the named values, in one direction or both, and keep the rest. Raises ChangeError, LinkError."""
         self.change(name, DIRECTIONS if direction is None else (direction,), read_change(values), "hand")
         self.tell_rates()
@@ -116,15 +122,15 @@ class WanControl:
                 raise ChangeError(str(error)) from None
             self._apply(name, wanted, by)
 
-    def history(self, since: int = 0) -> dict[str, Any]:
+    def history(self, since: int = 0) -> Changes:
         """How many changes there were so far by "hand" and by a "timeline", and those behind the first `since`, the
         last 1,000 of each: at what time (Unix seconds), of which link and direction, and what is asked from then on.
         """
         with self._lock:
             later = [change for kept in self._history.values() for change in kept if change["number"] > since]
-            return {"counts": dict(self._changed_by), "changes": sorted(later, key=lambda change: change["number"])}
+            return Changes(dict(self._changed_by), sorted(later, key=lambda change: change["number"]))
 
-    def reset(self, name: str) -> dict[str, Any]:
+    def reset(self, name: str) -> LinkState:
         """Back to what the file says."""
         self._restore(name)
         self.tell_rates()
@@ -166,9 +172,15 @@ class WanControl:
                 self._links[name].apply(direction, impairment)
                 self._asked[name][direction] = impairment
                 self._changed_by[by] += 1
-                change = {"time": time.time(), "link": name, "direction": direction, "by": by}
-                number = sum(self._changed_by.values())
-                self._history[by].append({"number": number, **change, "asked": impairment.to_dict()})
+                change: LinkChange = {
+                    "number": sum(self._changed_by.values()),
+                    "time": time.time(),
+                    "link": name,
+                    "direction": direction,
+                    "by": by,
+                    "asked": impairment.to_dict(),
+                }
+                self._history[by].append(change)
                 self._on_change(name, self._asked[name])
 
     def _plan(self, name: str) -> WanPlan:

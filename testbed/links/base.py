@@ -5,13 +5,37 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from ipaddress import IPv4Interface
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired, TypedDict
 
 from testbed.impairment import Impairment
 from testbed.topology.plan import WanPlan
 
 Direction = Literal["forward", "backward"]
 DIRECTIONS: tuple[Direction, Direction] = ("forward", "backward")
+
+
+class LinkCounters(TypedDict):
+    """Counters of a link's direction. Packets are MTU segments, bytes are IP bytes."""
+
+    packets: int
+    bytes: int
+    dropped_queue: int
+    dropped_codel: NotRequired[int]  # of these
+    lost: int  # as asked
+    duplicated: NotRequired[int]
+    corrupted: NotRequired[int]
+    reordered: NotRequired[int]
+    dropped_unasked: int
+    dropped_line: NotRequired[int]
+    dropped_write: NotRequired[int]
+    dropped_malformed: NotRequired[int]
+    ignored_not_ipv4: NotRequired[int]
+    queued_bytes: int
+    queued_bytes_max: NotRequired[int]
+    in_flight_frames: NotRequired[int]
+    in_flight_packets: NotRequired[int]
+    dropped_tun: NotRequired[int]
+    dropped_by_verify: NotRequired[int]  # of dropped_queue, while `pddbed verify` filled the queue
 
 
 class LinkError(Exception):
@@ -66,8 +90,8 @@ class WanLink(ABC):
         """What the kernel or the relay really does, read back from it (units in the keys), limits included."""
 
     @abstractmethod
-    def counters(self) -> Mapping[Direction, dict[str, int]]:
-        """Per direction: packets, bytes (IP), dropped_queue, dropped_unasked, and the driver's own."""
+    def counters(self) -> Mapping[Direction, LinkCounters]:
+        """What each direction has done so far."""
 
     @abstractmethod
     def close(self) -> None:

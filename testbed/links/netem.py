@@ -22,7 +22,7 @@ from pyroute2.netlink.exceptions import NetlinkError
 
 from testbed.impairment import Impairment
 from testbed.links import qdisc, segment
-from testbed.links.base import DIRECTIONS, Direction, LinkError, WanEnd, WanLink
+from testbed.links.base import DIRECTIONS, Direction, LinkCounters, LinkError, WanEnd, WanLink
 from testbed.links.netem_drops import Drops
 from testbed.links.ordering import keep_flows_in_order
 from testbed.links.shaping import TIMER_LATENESS_NS, Shape, refuse_beyond_memory, shape, wide_open
@@ -106,7 +106,7 @@ class NetemLink(WanLink):
     def applied(self) -> Mapping[Direction, dict[str, Any]]:
         return self._do("cannot be read", lambda: {way: self._applied(way) for way in DIRECTIONS})
 
-    def counters(self) -> Mapping[Direction, dict[str, int]]:
+    def counters(self) -> Mapping[Direction, LinkCounters]:
         return self._do("cannot be read", lambda: {way: self._counters(way) for way in DIRECTIONS})
 
     def close(self) -> None:
@@ -213,7 +213,7 @@ class NetemLink(WanLink):
                 values["jitter"] = f"interrupted: {wanderer.failure}"
         return values
 
-    def _counters(self, direction: Direction) -> dict[str, int]:
+    def _counters(self, direction: Direction) -> LinkCounters:
         limiter, line = self._limiters[direction], self._lines[direction]
         limited, delayed = limiter.read(), line.read()
         if delayed is None or not isinstance(delayed.settings, qdisc.Netem):

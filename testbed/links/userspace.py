@@ -18,7 +18,7 @@ from typing import Any
 from pyroute2.netlink.exceptions import NetlinkError
 
 from testbed.impairment import Impairment
-from testbed.links.base import DIRECTIONS, Direction, LinkError, WanEnd, WanLink
+from testbed.links.base import DIRECTIONS, Direction, LinkCounters, LinkError, WanEnd, WanLink
 from testbed.links.relay.memory import MemoryLimitError, available_bytes, line_limit_bytes
 from testbed.links.relay.tun import open_tun
 from testbed.netns import netlink_in, network_namespace_of
@@ -92,7 +92,7 @@ class UserspaceLink(WanLink):
             )
         return answer
 
-    def counters(self) -> Mapping[Direction, dict[str, int]]:
+    def counters(self) -> Mapping[Direction, LinkCounters]:
         """As `WanLink.counters`; `dropped_unasked` includes what the TUN's own queue dropped on the way in."""
         answer = self._ask({"op": "counters"})
         for direction, end in zip(DIRECTIONS, self.ends, strict=True):

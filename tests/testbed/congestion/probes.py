@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from testbed.lab.control import ask_lab
+from testbed.lab.control import ask_for_descriptors
+from testbed.lab.messages import Enter
 from testbed.lab.record import find_record
 from workers.linux import CLONE_NEWNET, setns
 
@@ -23,8 +24,8 @@ _SO_TIMESTAMPNS, _SO_RCVBUFFORCE = 35, 33
 
 def socket_in(lab: str, host: str) -> socket.socket:
     """A UDP socket in a host of a lab."""
-    reply, fds = ask_lab(find_record(lab), {"op": "enter", "host": host})
-    namespaces = dict(zip(reply["namespaces"], fds, strict=True))
+    reply, fds = ask_for_descriptors(find_record(lab), Enter(host))
+    namespaces = dict(zip(reply.namespaces, fds, strict=True))
     made: list[socket.socket] = []
 
     def make() -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from testbed.congestion.traffic.pacing import burst_seed, bursts
 from testbed.lab.control import ask_lab
+from testbed.lab.messages import WanPlaying, WanReset, WanSet, WanShow, WanStop
 from testbed.lab.record import find_record
 from tests.conftest import run_pddbed
 from tests.testbed.congestion.probes import probe
@@ -56,18 +57,18 @@ def _as_in_the_file(lab: str) -> Iterator[None]:
     yield
     record = find_record(lab)
     if playing(lab)["state"] in ("preparing", "playing", "waiting"):
-        ask_lab(record, {"op": "wan-stop"})
-    ask_lab(record, {"op": "wan-reset", "link": None})
-    ask_lab(record, {"op": "wan-set", "link": "wan0", "direction": None, "values": {"delay": "20ms"}})
+        ask_lab(record, WanStop())
+    ask_lab(record, WanReset())
+    ask_lab(record, WanSet("wan0", None, {"delay": "20ms"}))
 
 
 def playing(lab: str) -> dict[str, Any]:
-    state: dict[str, Any] = ask_lab(find_record(lab), {"op": "wan-playing"})[0]["congestion"]
+    state: Any = ask_lab(find_record(lab), WanPlaying()).congestion
     return state
 
 
 def shown(lab: str) -> dict[str, Any]:
-    link: dict[str, Any] = ask_lab(find_record(lab), {"op": "wan-show"})[0]["links"][0]
+    link: Any = ask_lab(find_record(lab), WanShow()).links[0]
     return link
 
 
@@ -356,7 +357,7 @@ def test_a_timeline_and_wan_set_keep_each_others_values(lab: str, tmp_path: Path
     asked = shown(lab)["asked"]["forward"]
     assert (asked["queue_bytes"], asked["delay_ns"]) == (200 * 1024, 30 * MS)
     assert asked["rate_bps"] != 20 * MBIT
-    ask_lab(find_record(lab), {"op": "wan-stop"})
+    ask_lab(find_record(lab), WanStop())
     asked = shown(lab)["asked"]["forward"]
     assert (asked["rate_bps"], asked["queue_bytes"], asked["delay_ns"]) == (20 * MBIT, 200 * 1024, 30 * MS)
 

@@ -12,12 +12,15 @@ from typing import Any
 
 import pytest
 
-from testbed.lab.control import MAX_MESSAGE, ControlServer, ask_lab
+from testbed.lab import control
+from testbed.lab.control import MAX_MESSAGE, Answered, ControlServer, ask_lab
+from testbed.lab.messages import AnyRequest, Enter, Entry
 from testbed.lab.record import LabError, Record
 
 
-def handle(request: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
-    return {"echo": request["say"]}, []
+def handle(request: AnyRequest) -> Answered:
+    assert isinstance(request, Enter), "something else than a host to enter"
+    return Entry((), {"echo": request.host}), []
 
 
 @pytest.fixture
@@ -41,7 +44,7 @@ def message(value: Any) -> bytes:
 
 
 def still_answers(record: Record) -> bool:
-    return ask_lab(record, {"say": "hello"})[0] == {"echo": "hello"}
+    return ask_lab(record, Enter("hello")).environment == {"echo": "hello"}
 
 
 def open_descriptors() -> int:
@@ -52,11 +55,48 @@ RUBBISH = {
     "nothing": b"",
     "half a length": b"\0\0",
     "half a message": struct.pack("!I", 10) + b"abc",
-    "a huge length": struct.pack("!I", MAX_MESSAGE + 1) + b"x",
-    "no JSON": struct.pack("!I", 3) + b"\xff\xfe{",
-    "brackets without end": struct.pack("!I", 100_000) + b"[" * 100_000,
-    "another protocol": b"GET / HTTP/1.1\r\n\r\n",
 }
+
+NO_REQUESTS = {
+    "a huge length": (struct.pack("!I", MAX_MESSAGE + 1) + b"x", "a message of 16777217 bytes is refused"),
+    "another protocol": (b"GET / HTTP/1.1\r\n\r\n", "bytes is refused"),
+    "no text": (struct.pack("!I", 3) + b"\xff\xfe{", "no request that the lab knows"),
+    "no JSON": (struct.pack("!I", 3) + b"{x}", "no request that the lab knows: Expecting property name"),
+    "brackets without end": (struct.pack("!I", 100_000) + b"[" * 100_000, "no request that the lab knows"),
+    "null": (message(None), "Expected `object`, got `null`"),
+    "a list": (message([1]), "Expected `object`, got `array`"),
+    "an operation that is not known": (message({"op": "dance"}), "Invalid value 'dance'"),
+    "no operation": (message({"host": "p0"}), "missing required field `op`"),
+    "a field that is missing": (message({"op": "enter"}), "missing required field `host`"),
+    "a field that is not known": (message({"op": "enter", "host": "p0", "as": "root"}), "unknown field `as`"),
+    "another type": (message({"op": "verify", "quick": "yes"}), "Expected `bool`, got `str` - at `$.quick`"),
+    "below its bounds": (message({"op": "wan-changes", "since": -1}), "Expected `int` >= 0 - at `$.since`"),
+    "a name beyond its length": (message({"op": "enter", "host": "x" * 257}), "length <= 256 - at `$.host`"),
+    "a direction that is none": (
+        message({"op": "wan-set", "link": "wan0", "direction": "up", "values": {}}),
+        "Invalid enum value 'up' - at `$.direction`",
+    ),
+    "a request that fails": (message({"op": "status"}), "something else than a host to enter"),
+}
+
+
+@pytest.mark.parametrize("name", NO_REQUESTS)
+def test_what_is_no_request_is_answered_with_one_error(record: Record, name: str) -> None:
+    sent, error = NO_REQUESTS[name]
+    with connect(record) as connection:
+        connection.sendall(sent)
+        (length,) = struct.unpack("!I", connection.recv(4, socket.MSG_WAITALL))
+        answer = json.loads(connection.recv(length, socket.MSG_WAITALL))
+    assert answer.keys() == {"error"}
+    assert error in answer["error"]
+    assert still_answers(record)
+
+
+def test_an_answer_of_another_version_is_one_error(record: Record) -> None:
+    with pytest.raises(LabError, match="of another pddbed version: Object missing required field"):
+        control._reply(Enter("p0"), b'{"environment": {}}')
+    with pytest.raises(LabError, match="of another pddbed version"):
+        control._reply(Enter("p0"), b"[" * 100_000)
 
 
 @pytest.mark.parametrize("name", RUBBISH)
@@ -74,18 +114,7 @@ def test_rubbish_is_dropped_without_a_word_in_the_log(
     assert not raised
 
 
-@pytest.mark.parametrize("request_", [None, [], 3, "x"])
-def test_what_is_no_object_is_refused_with_the_reason(record: Record, request_: Any) -> None:
-    with pytest.raises(LabError, match="JSON object"):
-        ask_lab(record, request_)
-
-
-def test_a_request_without_what_it_needs_is_told_what_it_lacks(record: Record) -> None:
-    with pytest.raises(LabError, match="lacks 'say'"):
-        ask_lab(record, {"op": "x"})
-
-
-@pytest.mark.parametrize("content", [message({"say": 1}), b"", struct.pack("!I", 5) + b"abc"])
+@pytest.mark.parametrize("content", [message({"op": "enter", "host": "x"}), b"", struct.pack("!I", 5) + b"abc"])
 def test_descriptors_that_nobody_asked_for_are_closed(record: Record, content: bytes) -> None:
     assert still_answers(record)
     before = open_descriptors()
@@ -113,10 +142,11 @@ def test_when_descriptors_run_out_clients_wait_until_there_are_some_again(record
 import os, resource, socket, sys, threading, time
 from pathlib import Path
 from testbed.lab.control import ControlServer, ask_lab
+from testbed.lab.messages import Down, Nothing
 from testbed.lab.record import Record
 record = Record(Path({str(record.directory)!r}))
 record.control_socket.unlink()
-ControlServer(record.control_socket, lambda request: ({{"echo": 1}}, []))
+ControlServer(record.control_socket, lambda request: (Nothing(), []))
 clients = []
 for _ in range(3):
     client = socket.socket(socket.AF_UNIX); clients.append(client)
@@ -125,7 +155,7 @@ for client in clients:
     client.connect(str(record.control_socket))
 time.sleep(0.5)
 resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
-print(ask_lab(record, {{}})[0])
+print(ask_lab(record, Down()))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30)
-    assert done.stdout == "{'echo': 1}\n", done.stderr
+    assert done.stdout == "Nothing()\n", done.stderr

@@ -14,11 +14,12 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from testbed.lab.control import ask_lab
+from testbed.lab.messages import Faithful, R, Request, Status, Verify, WanReset, WanSet, WanShow
 from testbed.lab.record import find_record
 from testbed.netns import network_namespace_of
 from tests.conftest import run_pddbed
@@ -56,14 +57,14 @@ class LiedTo:
             "bridges": next(pid for pid in pids if "br0-r" in Path(f"/proc/{pid}/net/dev").read_text()),
         }
 
-    def ask(self, op: str, **fields: Any) -> dict[str, Any]:
-        return ask_lab(self.record, {"op": op, **fields}, 120)[0]
+    def ask(self, request: Request[R]) -> R:
+        return ask_lab(self.record, request, 120)
 
     def verify(self, quick: bool = True) -> dict[str, Any]:
-        return self.ask("verify", quick=quick)
+        return cast(dict[str, Any], self.ask(Verify(quick)))
 
     def set(self, **values: Any) -> None:
-        self.ask("wan-set", link="wan0", direction=None, values=values)
+        self.ask(WanSet("wan0", None, values))
 
     def emulator(self, device: str) -> SecondEmulator:
         place, _, ifname = device.rpartition(" ")
@@ -107,7 +108,7 @@ def lab() -> Iterator[LiedTo]:
 @pytest.fixture(autouse=True)
 def honest_again(lab: LiedTo) -> Iterator[None]:
     yield
-    lab.ask("wan-reset", link=None)
+    lab.ask(WanReset())
 
 
 def failed(result: dict[str, Any], way: str = "forward") -> dict[str, str]:
@@ -162,7 +163,7 @@ def test_what_a_few_probes_cannot_tell_is_not_measured(lab: LiedTo) -> None:
     verdicts = {figure["figure"]: figure["verdict"] for figure in link["directions"]["forward"]}
     assert verdicts["delay"] == verdicts["jitter"] == "not measured"
     assert any("delay, jitter" in told for told in result["not_measured"])
-    lab.ask("wan-reset", link=None)
+    lab.ask(WanReset())
     lab.set(jitter={"std": "0.05ms"})
     with lab.emulator("far router eth0") as emulator:
         emulator.delay_s = 0.03
@@ -198,7 +199,7 @@ def traffic(lab: LiedTo, per_second: int, seconds: float) -> Iterator[None]:
 
 
 def accusations(lab: LiedTo) -> list[str]:
-    return [reason for reason in lab.ask("faithful")["reasons"] if "the relay was late" in reason]
+    return [reason for reason in lab.ask(Faithful()).reasons if "the relay was late" in reason]
 
 
 def test_a_relay_that_stood_still_for_a_second_stays_accused_until_reset(lab: LiedTo) -> None:
@@ -216,9 +217,9 @@ def test_a_relay_that_stood_still_for_a_second_stays_accused_until_reset(lab: Li
     with traffic(lab, 500, 1.0):
         pass
     assert accusations(lab), "told once, gone later"
-    assert any("late" in reason for reason in lab.ask("status")["unfaithful"])
+    assert any("late" in reason for reason in lab.ask(Status())["unfaithful"])
     assert "NO" in run_pddbed("ps").stdout
-    lab.ask("wan-reset", link=None)
+    lab.ask(WanReset())
     assert not accusations(lab)
 
 
@@ -270,7 +271,7 @@ def test_a_change_while_it_is_measured_is_named(lab: LiedTo) -> None:
 def test_verify_keeps_its_own_load_apart(lab: LiedTo) -> None:
     result = lab.verify(quick=False)
     assert_honest(result)
-    (link,) = lab.ask("wan-show")["links"]
+    (link,) = lab.ask(WanShow()).links
     counters = link["counters"]["forward"]
     assert counters["dropped_by_verify"] == counters["dropped_queue"] > 0
     assert "verify's own load made the queues drop" in run_pddbed("wan", "show", "-l", NAME).stdout
