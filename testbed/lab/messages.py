@@ -16,6 +16,8 @@ from testbed.links.base import LinkCounters
 R = TypeVar("R")
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Direction = Literal["forward", "backward"]
+Number = int | float
+"""As it was written: 1 stays 1."""
 Values = dict[str, Any]
 """Of an impairment or a change, as the topology file or `Impairment.to_dict` spells it; read by its own reader."""
 
@@ -75,7 +77,7 @@ class LinkState(TypedDict):
     counters: dict[Direction, LinkCounters]
     punctuality: Mapping[str, Any] | None
     problem: str | None
-    measured_rtt_ns: NotRequired[float | None]
+    measured_rtt_ns: NotRequired[Number | None]
 
 
 class Move(TypedDict):
@@ -102,7 +104,7 @@ Waiting = TypedDict(
         "kind": str,
         "targets": list[list[str]],
         "for": str,
-        "fraction": float | None,
+        "fraction": Number | None,
         "request": str,
     },
 )
@@ -130,7 +132,7 @@ class LinkChange(TypedDict):
     """A change of a link's direction, by "hand" or by a "timeline"; `time` is in seconds of the epoch."""
 
     number: int
-    time: float
+    time: Number
     link: str
     direction: Direction
     by: str
@@ -142,10 +144,10 @@ class Figure(TypedDict):
 
     figure: str
     unit: str
-    asked: float | None
-    measured: float | None
-    low: float | None
-    high: float | None
+    asked: Number | None
+    measured: Number | None
+    low: Number | None
+    high: Number | None
     note: str
     reported: bool
     judged: bool
@@ -157,7 +159,7 @@ class LinkFigures(TypedDict):
     name: str
     ok: bool
     directions: dict[Direction, list[Figure]]
-    times: dict[Direction, list[float]]
+    times: dict[Direction, list[Number]]
     between: list[str]
 
 
@@ -176,7 +178,7 @@ class FabricFigures(TypedDict):
 class VerificationResult(TypedDict):
     """A verification of every link, path and fabric."""
 
-    time: float
+    time: Number
     links: list[LinkFigures]
     paths: list[PathFigures]
     fabrics: list[FabricFigures]
@@ -192,16 +194,16 @@ class Trouble(TypedDict):
 
     what: str
     times: int
-    first: NotRequired[float]
+    first: NotRequired[Number]
     claim: bool
-    last: NotRequired[float]
+    last: NotRequired[Number]
     error: str
 
 
 class MeasuredRtt(TypedDict):
     name: str
-    asked_rtt_ms: float
-    rtt_ms: float
+    asked_rtt_ms: Number
+    rtt_ms: Number
 
 
 class LabStatus(TypedDict):
@@ -213,16 +215,16 @@ class LabStatus(TypedDict):
     api: str | None
     model: str | None
     workers: bool
-    started: float
+    started: Number
     hosts: list[HostStatus]
     lost: dict[str, str]
-    build_seconds: float
+    build_seconds: Number
     verified: VerificationResult | None
     applied: dict[str, dict[Direction, Values]]
     measured: list[MeasuredRtt]
     unfaithful: list[str]
     troubles: list[Trouble]
-    uptime_s: float
+    uptime_s: Number
     links: list[LinkState]
 
 
