@@ -1,5 +1,5 @@
 """Messages between the fork server and whoever starts workers (docs/wire.md, "Fork server"): a struct each, JSON on the
-socket, file descriptors beside them. `testbed` has the same ones on its side (tests/workers/test_contract.py compares).
+socket, file descriptors beside them. Imports nothing else of the workers, so that the lab uses them as well.
 """
 
 from typing import Annotated

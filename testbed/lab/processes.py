@@ -23,6 +23,7 @@ from testbed.lab import cgroups
 from testbed.lab.environment import fitting, host_environment
 from testbed.lab.record import Record
 from testbed.topology.plan import HostPlan, LabPlan
+from workers import spawning
 from workers.linux import CLONE_NEWNET, CLONE_NEWNS, die_with_parent, setns
 
 PACED_NICENESS = -10  # a worker that holds its steps until they are due has to wake up in time
@@ -181,22 +182,22 @@ class HostProcesses:
         if not data:
             self._lose_forkserver()
             return
-        message = json.loads(data)
-        if message.get("ready"):
+        answer = spawning.decode_answer(data)
+        if isinstance(answer, spawning.Ready):
             self._forkserver_ready = True
             return
-        process = self.by_host.get(message.get("host", ""))
-        if message.get("op") == "error":
-            if not self._started:
-                raise StartError(message["message"])
-            if process is not None:
-                self._ended(process, None)
-        elif process is None:
+        if isinstance(answer, spawning.Failed) and not self._started:
+            raise StartError(answer.message)
+        process = self.by_host.get(answer.host or "")
+        if process is None:
             return
-        elif message["op"] == "spawned":
-            process.pid = message["pid"]
-        elif message["op"] == "exited":
-            self._ended(process, os.waitstatus_to_exitcode(message["status"]))
+        match answer:
+            case spawning.Spawned():
+                process.pid = answer.pid
+            case spawning.Exited():
+                self._ended(process, os.waitstatus_to_exitcode(answer.status))
+            case spawning.Failed():
+                self._ended(process, None)
 
     def _ended(self, process: HostProcess, status: int | None) -> None:
         """A worker is gone. A gateway that was ready is started anew, unless it was asked to end or fails too often."""
@@ -237,21 +238,17 @@ class HostProcesses:
         if host.role == "gateway" and self._api is not None:
             fds.append(self._api.fileno())
             fd_names.append(API_FD)
-        request = {
-            "op": "spawn",
-            "host": host.name,
-            "env": {
-                **self.environment_of(host),
-                "PDDBED_RESTARTED": str(int(bool(process.restarted_at))),
-            },
-            "log": str(process.log),
-            "namespaces_of": self._node_pid(host.name),
-            "affinity": list(host.affinity) or None,
-            "cgroup": self._cgroup(host),
-            "nice": PACED_NICENESS if host.pace else 0,
-            "fd_env": fd_names,
-        }
-        socket.send_fds(self._forkserver, [json.dumps(request).encode()], fds)
+        request = spawning.Spawn(
+            host=host.name,
+            env={**self.environment_of(host), "PDDBED_RESTARTED": str(int(bool(process.restarted_at)))},
+            log=str(process.log),
+            namespaces_of=self._node_pid(host.name),
+            affinity=list(host.affinity) or None,
+            cgroup=self._cgroup(host),
+            nice=PACED_NICENESS if host.pace else 0,
+            fd_env=fd_names,
+        )
+        socket.send_fds(self._forkserver, [spawning.encode(request)], fds)
         os.close(writable)
         self._selector.register(readable, selectors.EVENT_READ, lambda: self._on_ready(process, readable))
 
