@@ -51,7 +51,7 @@ def books(seen: Sequence[dict[str, Any]], lines: Iterable[str], metrics: Iterabl
 
 
 def _difference(one: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
-    """Where an answer leaves the control's, and what its record says of its way."""
+    """Position at which an answer leaves the control's, and its record's account of its way."""
     case = one["case"]
     pairs = zip(one["got"], case.expected, strict=False)
     at = next((index for index, (left, right) in enumerate(pairs) if left != right), len(one["got"]))

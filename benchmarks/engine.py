@@ -1,4 +1,4 @@
-"""How fast the engine decodes next to transformers on the same shape of model, and how fast its cache matches.
+"""Speed of the engine's decoding beside transformers on the same shape of model, and of its cache's matching.
 
     python -m benchmarks.engine [--rounds 5] [--out results/engine]
 

@@ -1,4 +1,4 @@
-"""What the gateway adds to a streamed token: wire frame in, merged, turned into text and JSON, SSE out, to a client.
+"""Cost of the gateway for a streamed token: wire frame in, merged, turned into text and JSON, SSE out, to a client.
 
     python -m benchmarks.gateway [--tokens 3000] [--streams 16] [--out FILE]
 

@@ -91,7 +91,7 @@ def pddbed(*arguments: str) -> str:
 
 
 def bound_of(mode: str, rtt_ms: float, itl_ms: float, extend_ms: float, kv_bytes: int) -> float:
-    """What the mode promises (ms)."""
+    """Pause that the mode promises (ms)."""
     if mode == "catch-up":
         return rtt_ms + 2 * itl_ms
     if mode == "overlap":
@@ -100,7 +100,7 @@ def bound_of(mode: str, rtt_ms: float, itl_ms: float, extend_ms: float, kv_bytes
 
 
 def pause_of(plan: Plan, answer: dict[str, Any]) -> Pause:
-    """Of an answer with its record. Raises ValueError when main decode did not take over."""
+    """Pause of an answer, from its record. Raises ValueError when main decode did not take over."""
     record, made_by = answer["record"], answer["instances"]
     if record["pdd_handoff_pause_ms"] is None:
         raise ValueError(

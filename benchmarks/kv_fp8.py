@@ -1,4 +1,4 @@
-"""What eight-bit KV on the WAN does to answers: the share of requests whose greedy answer differs from the control's.
+"""Effect of eight-bit KV on the WAN on answers: the share of requests whose greedy answer differs from the control's.
 
     python -m benchmarks.kv_fp8 [--requests 40] [--tokens 32] [--models tiny,smollm2-135m] [--out results/kv-fp8.json]
 
@@ -80,7 +80,7 @@ def measure(name: str, requests: int, tokens: int) -> dict[str, Any]:
 
 
 def _common(one: list[int], other: list[int]) -> int:
-    """How many tokens at the beginning are the same."""
+    """Number of tokens at the beginning that are the same."""
     return next((index for index, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), len(other))
 
 

@@ -48,7 +48,7 @@ def lab(way: str, rate: str, rtt: str, folder: Path) -> Iterator[str]:
 
 
 def figures(record: dict[str, Any]) -> dict[str, float]:
-    """Of one request, in ms."""
+    """Figures of one request, in ms."""
     prefill = next(span for span in record["pdd_spans"] if span["name"] == "prefill")
     return {
         "prefill_ms": (prefill["end_ns"] - prefill["start_ns"]) / 1e6,

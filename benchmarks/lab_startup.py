@@ -1,4 +1,4 @@
-"""How long a lab takes from build to forwarding, against plain Mininet building the same graph, side by side.
+"""Time from a lab's build to forwarding, against plain Mininet building the same graph, side by side.
 
     python -m benchmarks.lab_startup [--rounds 5] [--hosts 8] [--out FILE]
 

@@ -1,4 +1,4 @@
-"""What the userspace WAN driver reaches against the figures asked of it: a table, and JSON with --out.
+"""Figures of the userspace WAN driver against those asked of it: a table, and JSON with --out.
 
     python -m benchmarks.links_userspace [--only lateness,rate,...] [--quick] [--out FILE]
 

@@ -41,7 +41,7 @@ class Case:
 
 @dataclass
 class Outcome:
-    """What came of a case. `wrong`: one sentence; "" when everything was right."""
+    """Outcome of a case. `wrong`: one sentence; "" when everything was right."""
 
     wrong: str = ""
     ids: list[int] = field(default_factory=list)
@@ -51,7 +51,7 @@ class Outcome:
 
 @dataclass
 class Tally:
-    """Of many cases."""
+    """Counts over many cases."""
 
     asked: int = 0
     left: int = 0
@@ -216,7 +216,7 @@ async def run_cases(
 
 @dataclass(frozen=True)
 class Held:
-    """What workers hold, by the gateway's /metrics."""
+    """Blocks and requests that workers hold, by the gateway's /metrics."""
 
     used_blocks: dict[str, int]
     cached_blocks: dict[str, int]
@@ -252,7 +252,7 @@ async def wait_until_nothing_is_held(base_url: str, within_s: float) -> Held:
 
 
 def add_settled(tally: Tally, records: Iterable[dict[str, Any]]) -> None:
-    """What is known only when the workers have let go: from requests.jsonl."""
+    """Adds what is known only when the workers have let go, from requests.jsonl."""
     for record in records:
         tally.kv_repairs += record["pdd_kv_repairs"]
         tally.replays += record.get("pdd_replays") or 0

@@ -40,7 +40,7 @@ def shapes(count: int, seed: int) -> list[tuple[int, int]]:
 
 
 def reading(cluster: LocalCluster) -> dict[str, dict[str, int]]:
-    """Of each process: resident bytes, descriptors, threads."""
+    """Resident bytes, descriptors and threads of each process."""
     found = {}
     for name, pid in cluster.pids.items():
         process = psutil.Process(pid)
@@ -135,7 +135,7 @@ def run(loaded: LoadedModel, requests: int, at_once: int, windows: int = WINDOWS
 
 
 def verdict(found: dict[str, Any], growth_bytes: int = GROWTH_BYTES) -> list[str]:
-    """What is not as it must be; nothing when all is."""
+    """Sentences on what is not as it must be; none when all is."""
     problems = [f"wrong answer: {text}" for text in found["wrong"]]
     problems += [f"blocks not returned: {blocks}" for blocks in found["blocks_not_returned"]]
     problems += found["bugs"]

@@ -175,7 +175,7 @@ def run(plan: Plan, loaded: LoadedModel, lab: str, seed: int = 1) -> dict[str, A
 
 
 def verdict(plan: Plan, found: dict[str, Any]) -> list[str]:
-    """What is not as it must be; nothing when all is."""
+    """Sentences on what is not as it must be; none when all is."""
     problems = [f"wrong answer: {text}" for text in found["wrong"]] + found["bugs"]
     if found["requests"] != plan.requests or found["records"] != plan.requests:
         problems.append(f"{plan.requests} requests, {found['requests']} answers, {found['records']} records")

@@ -1,4 +1,4 @@
-"""What one direction of a WAN link does to packets: one immutable value that both drivers apply.
+"""Impairment of packets in one direction of a WAN link: one immutable value that both drivers apply.
 
 Owns the vocabulary (rate, delay, jitter, loss, duplication, corruption, reordering, queue), its validation
 and the limits derived from it; knows no kernel and no driver. Probabilities are fractions, 0 to 1.

@@ -50,7 +50,7 @@ def make_aside(parent: Path, name: str, kind: str) -> Path:
 
 
 def is_ours(directory: Path, kind: str) -> bool:
-    """Whether `directory` (no link to one) is this user's and carries the mark of `kind` and of its own name."""
+    """True when `directory` (no link to one) is this user's and carries the mark of `kind` and of its own name."""
     try:
         found = directory.lstat()
         fd = os.open(directory / MARK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -35,7 +35,7 @@ class Deployment:
 
 @dataclass(frozen=True, slots=True)
 class Lab:
-    """What to emulate. `prefill_tokens_per_s` is of the lab's own, scaled tokens."""
+    """Values to emulate. `prefill_tokens_per_s` is of the lab's own, scaled tokens."""
 
     kv_bytes_per_token: float
     prefill_tokens_per_s: float
@@ -55,13 +55,13 @@ class Lab:
         return max(1, round(tokens / self.output_scale))
 
     def arrival_ns(self, time_ns: int) -> int:
-        """When a request of a trace arrives here."""
+        """Time at which a request of a trace arrives here."""
         return round(time_ns / self.time_compression)
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much smaller. `output_scale`: outputs are divided by it, and a decode step takes so much longer."""
+    """Factors of the lab's size. `output_scale`: outputs are divided by it, and a decode step takes so much longer."""
 
     prompt_scale: int
     output_scale: int = 1
@@ -81,7 +81,7 @@ class Scale:
         return round(ns / self.time_compression)
 
     def rate_bps(self, bps: float, byte_ratio: float) -> float:
-        """What carries the lab's bytes in the deployment's times (compressed)."""
+        """Rate that carries the lab's bytes in the deployment's times (compressed)."""
         return bps / byte_ratio * self.time_compression
 
     def block_tokens(self, tokens: int) -> int:
@@ -106,7 +106,7 @@ class Scale:
         return ns * self.output_scale / self.time_compression
 
     def lab(self, deployment: Deployment, kv_bytes_per_token: float) -> Lab:
-        """What to emulate with a model of so many KV bytes a token. Raises ScaleError."""
+        """Values to emulate with a model of so many KV bytes a token. Raises ScaleError."""
         ratio = self.byte_ratio(deployment.kv_bytes_per_token, kv_bytes_per_token)
         return Lab(
             kv_bytes_per_token=kv_bytes_per_token,

@@ -37,7 +37,7 @@ class Quantity:
 
     @property
     def accepted(self) -> str:
-        """What would be accepted, for messages and descriptions."""
+        """Text of what would be accepted, for messages and descriptions."""
         return f"{self.noun} such as {self.examples} (units: {', '.join(self.units)})"
 
     @property

@@ -134,7 +134,7 @@ def _note(line: bytes) -> Note:
 
 
 def is_level(sender: Note, receiver: Note) -> bool:
-    """Whether the receiver had counted all that the sender had: nothing was on its way between them."""
+    """True when the receiver had counted all that the sender had: nothing was on its way between them."""
     return sender.with_peer(receiver.host, "sent") == receiver.with_peer(sender.host, "received")
 
 

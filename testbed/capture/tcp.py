@@ -77,7 +77,7 @@ class HalfStream:
         yield from self._ripe(time_ns)
 
     def is_idle(self) -> bool:
-        """Whether the receiver has acknowledged everything that was seen."""
+        """True when the receiver has acknowledged everything that was seen."""
         return self.acknowledged >= self._end
 
     def end(self) -> Iterator[tuple[int, int, bytes]]:
@@ -160,7 +160,7 @@ class TcpConnection:
         self._unacknowledged: tuple[deque[tuple[int, Piece, int]], ...] = (deque(), deque())
 
     def is_older_than(self, segment: Segment) -> bool:
-        """Whether a SYN opens another connection between the same two ports."""
+        """True when a SYN opens another connection between the same two ports."""
         half = self._halves[self._side(segment)]
         return half.unique_bytes > 0 or half.at_start
 

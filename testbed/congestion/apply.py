@@ -74,7 +74,7 @@ class Applier:
 
     @property
     def counting(self) -> bool:
-        """Whether cross traffic is on, or still being counted."""
+        """True when cross traffic is on, or still being counted."""
         return self._pool.counting
 
     def prepare_traffic(self, event: Event, occurrence: int) -> list[Stream]:

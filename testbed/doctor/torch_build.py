@@ -13,7 +13,7 @@ CPU_SIZE, CUDA_SIZE = "1.5 GB", "5.2 GB"
 
 
 def needs_cuda_packages(report: dict) -> bool:
-    """Whether pip would install a build of torch that requires NVIDIA's packages (`pip install --report`)."""
+    """True when pip would install a build of torch that requires NVIDIA's packages (`pip install --report`)."""
     return any(
         requirement.startswith(("nvidia-", "cuda-"))
         for found in report["install"]

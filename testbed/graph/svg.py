@@ -204,7 +204,7 @@ def draw_png(svg: str, fonts: str) -> bytes:
 
 
 def _draws_text(resvg: ModuleType, fonts: str) -> bool:
-    """Whether text leaves a trace: without a font the renderer leaves it out and says nothing."""
+    """True when text leaves a trace: without a font the renderer leaves it out and says nothing."""
     text = f'<text x="2" y="15" font-size="14" font-family="{fonts}">W</text>'
     with_text, without = (bytes(resvg.svg_to_bytes(svg_string=_PROBE.format(text=part))) for part in (text, ""))
     return with_text != without

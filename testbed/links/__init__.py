@@ -8,7 +8,7 @@ from testbed.topology.plan import WanPlan
 
 
 def refusal(driver: str, impairment: Impairment, mtu: int) -> str | None:
-    """Why the named driver cannot do what one direction is asked; None when it can. See `WanLink.refuses`."""
+    """Reason why the named driver cannot do what one direction is asked; None when it can. See `WanLink.refuses`."""
     return _driver(driver).refuses(impairment, mtu)
 
 

@@ -63,7 +63,7 @@ class WanLink(ABC):
 
     @classmethod
     def refuses(cls, impairment: Impairment, mtu: int) -> str | None:
-        """Why this driver cannot do what one direction is asked; None when it can.
+        """Reason why this driver cannot do what one direction is asked; None when it can.
 
         One sentence that begins with the value's name (`codel: ...`). Judged by the values alone: what this machine
         lacks is found by `kernel`, what does not fit into its memory by `build` and `apply`.
@@ -87,7 +87,7 @@ class WanLink(ABC):
 
     @abstractmethod
     def applied(self) -> Mapping[Direction, dict[str, Any]]:
-        """What the kernel or the relay really does, read back from it (units in the keys), limits included."""
+        """Values that kernel or emulator really apply, read back (units in the keys), limits included."""
 
     @abstractmethod
     def counters(self) -> Mapping[Direction, LinkCounters]:
@@ -101,8 +101,8 @@ class WanLink(ABC):
         """The lab itself begins or ceases to load the link fully. Most drivers have nothing to keep apart."""
 
     def forget(self) -> None:  # noqa: B027
-        """What made the link unfaithful so far."""
+        """Forget what made the link unfaithful so far."""
 
     def punctuality(self) -> Mapping[str, Any] | None:
-        """How late and how busy the driver's own process is, for people; None where the kernel does it all."""
+        """Lateness and load of the driver's own process, for people; None where the kernel does it all."""
         return None

@@ -1,4 +1,4 @@
-"""What this kernel can do for a WAN link, tried out in namespaces that vanish at once.
+"""Abilities of this kernel for a WAN link, tried out in namespaces that vanish at once.
 
 Owns the probes behind `auto` and `doctor`. Each returns None when the thing works, else one sentence that says
 why not and what to do. Nothing stays behind, except that the kernel may have loaded a module it has.
@@ -35,13 +35,13 @@ def automatic_driver() -> tuple[Driver | None, str]:
 
 @functools.cache
 def netem_problem() -> str | None:
-    """Whether a qdisc of each kind that the netem driver needs can be made, in a network namespace made for it."""
+    """True when a qdisc of each kind that the netem driver needs can be made, in a network namespace made for it."""
     return qdisc_problem("netem") or qdisc_problem("tbf")
 
 
 @functools.cache
 def qdisc_problem(kind: Literal["netem", "tbf"]) -> str | None:
-    """Whether a qdisc of that kind can be made."""
+    """True when a qdisc of that kind can be made."""
     if os.geteuid() != 0:
         return _without_root(kind)
     return _in_new_network_namespace(lambda: _try_qdisc(kind))
@@ -49,7 +49,7 @@ def qdisc_problem(kind: Literal["netem", "tbf"]) -> str | None:
 
 @functools.cache
 def tun_problem() -> str | None:
-    """Whether /dev/net/tun opens for this user."""
+    """True when /dev/net/tun opens for this user."""
     try:
         os.close(os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC))
     except OSError as error:
@@ -61,7 +61,7 @@ def tun_problem() -> str | None:
 
 @functools.cache
 def user_namespaces_work() -> bool:
-    """Whether this user may make a user namespace with a network namespace in it."""
+    """True when this user may make a user namespace with a network namespace in it."""
     command = ["unshare", "--user", "--map-root-user", "--net", "--pid", "--mount", "--fork", "true"]
     try:
         return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True).returncode == 0

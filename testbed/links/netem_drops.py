@@ -1,4 +1,4 @@
-"""What the drops of a netem were: asked or not. Values only; `netem` reads the counters."""
+"""Drops of a netem, by what was asked. Values only; `netem` reads the counters."""
 
 import math
 from dataclasses import replace
@@ -40,7 +40,7 @@ class Drops:
 
 
 def _most_lost(netem: qdisc.Netem, entered: int) -> int:
-    """Of `entered` packets, as many as chance loses once in a billion times; all where losses come in bursts."""
+    """Number of `entered` packets that chance loses once in a billion times; all where losses come in bursts."""
     if netem.gilbert_elliott is not None:
         return entered
     share = min(1.0, (netem.loss + netem.corrupt) / qdisc.PROBABILITY_ONE)

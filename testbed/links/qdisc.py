@@ -70,7 +70,7 @@ class Netem:
 
     @property
     def drops_packets(self) -> bool:
-        """Whether it may drop on purpose (a corrupted packet is dropped where its checksum cannot be finished)."""
+        """True when it may drop on purpose (a corrupted packet is dropped where its checksum cannot be finished)."""
         return bool(self.loss or self.gilbert_elliott or self.corrupt)
 
     @property
@@ -119,7 +119,7 @@ class Installed:
 
 @lru_cache(maxsize=8)
 def size_table(mtu: int) -> bytes:
-    """What each packet length (Ethernet header included) costs in IP bytes on a link of `mtu`; odd ones rounded up.
+    """Cost of each packet length (Ethernet header included) in IP bytes on a link of `mtu`; odd ones rounded up.
 
     The kernel counts a super-packet's headers once (__qdisc_calculate_pkt_len); the table counts them once per
     segment, TCP over IPv4 with timestamps assumed: exact for full segments, within 40 bytes in 65,000 without them.
@@ -168,7 +168,7 @@ def installed(netlink: Any, index: int, mtu: int) -> Installed | None:
 
 
 def differences(asked: Tbf | Netem, got: Tbf | Netem | None) -> list[str]:
-    """Where the kernel does something else than it was asked to, as `name: asked, got`."""
+    """Values for which the kernel does something else than it was asked to, as `name: asked, got`."""
     if got is None or type(got) is not type(asked):
         return [f"qdisc: {type(asked).__name__.lower()}, {got}"]
     return [

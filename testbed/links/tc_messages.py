@@ -165,7 +165,7 @@ def send(netlink: Any, flags: int, index: int, parent: int, handle: int, kind: s
 
 
 def encoded(flags: int, index: int, parent: int, handle: int, kind: str, attributes: list[Any]) -> bytearray:
-    """What `send` would send, for a socket of one's own."""
+    """Message that `send` would send, for a socket of one's own."""
     message = _message(index, parent, handle, kind, attributes)
     message["header"] |= {"type": RTM_NEWQDISC, "flags": flags}
     message.encode()

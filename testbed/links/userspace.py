@@ -102,7 +102,7 @@ class UserspaceLink(WanLink):
         return answer
 
     def lateness(self) -> Mapping[Direction, dict[str, Any]]:
-        """How late packets (frames: super-packets count once) were, read late or written late, since `forget`.
+        """Lateness of packets (frames: super-packets count once), read late or written late, since `forget`.
 
         count, mean_ns, p50_ns, p99_ns, max_ns, buckets; `unfaithful`: None, or how many `windows` were and the
         `first`, `worst` and `last` of them (`from` and `to` in seconds of the epoch, packets, late, worst_ns, limit);
@@ -115,11 +115,11 @@ class UserspaceLink(WanLink):
         self._ask({"op": "measure", "on": on})
 
     def forget(self) -> None:
-        """How late and how busy the relay was so far."""
+        """Forget how late and how busy the emulator was so far."""
         self._ask({"op": "forget"})
 
     def health(self) -> Mapping[str, Any]:
-        """Of the relay: pid, busy_last, busy_max and busy_max_measuring (share of one CPU, 1 s windows), realtime,
+        """State: pid, busy_last, busy_max and busy_max_measuring (share of one CPU, 1 s windows), realtime,
         realtime_refused."""
         return self._ask({"op": "health"})
 

@@ -1,4 +1,4 @@
-"""Which address each router, host and WAN end gets. Pure and deterministic: equal files, equal addresses.
+"""Addresses of routers, hosts and WAN ends. Pure and deterministic: equal files, equal addresses.
 
 A datacenter's border router has the subnet's first usable address; hosts follow in the order of the file, around
 the addresses that hosts ask for. WAN link number i has the i-th /31 (RFC 3021) of a range of its own.
@@ -17,7 +17,7 @@ def router_address(subnet: IPv4Network) -> IPv4Address:
 
 
 def capacity(subnet: IPv4Network) -> int:
-    """How many hosts fit: all addresses but network, broadcast and router."""
+    """Number of hosts that fit: all addresses but network, broadcast and router."""
     return max(0, subnet.num_addresses - 3)
 
 

@@ -1,4 +1,4 @@
-"""What one direction of a WAN link comes to: overrides, halves of an RTT and the default queue filled in.
+"""Impairment of one direction of a WAN link: overrides, halves of an RTT and the default queue filled in.
 
 Owns the arithmetic from the file's keys to an `Impairment`, shared by the checks (which must say where a value
 came from) and by `resolve`. Values that could not be read stay UNREADABLE.

@@ -75,7 +75,7 @@ def _explain(detail: ErrorDetails, document: Document) -> Problem:
 
 
 def _path(detail: ErrorDetails, data: Any) -> tuple[Path, bool]:
-    """Where in the file: pydantic's location without the names of union members; and whether the key is meant.
+    """Place in the file: pydantic's location without the names of union members; and whether the key is meant.
 
     A location ends with "[key]" where a mapping's key is wrong, and where somebody's key is "[key]".
     """
@@ -95,7 +95,7 @@ def _path(detail: ErrorDetails, data: Any) -> tuple[Path, bool]:
 
 
 def _descend(data: Any, step: str | int) -> list[Any]:
-    """What is at `step`, in a list of one; an empty list where there is no such step."""
+    """Value at `step`, in a list of one; an empty list where there is no such step."""
     if isinstance(data, list):
         return data[step : step + 1] if isinstance(step, int) else []
     return [data[step]] if isinstance(data, dict) and step in data else []
@@ -162,7 +162,7 @@ def _all_sections() -> dict[str, type[Section]]:
 
 
 def _wanted(path: Path) -> str:
-    """What the field at `path` is, or what it takes, from its description."""
+    """Description of the field at `path`, or of what it takes."""
     section = section_at(TopologyFile, path[:-1])
     name = str(path[-1]) if path else ""
     if section is None or name not in section.model_fields:

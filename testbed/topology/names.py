@@ -1,4 +1,4 @@
-"""What a lab, a datacenter, a host or a WAN link may be called.
+"""Rules of names: of labs, datacenters, hosts and WAN links.
 
 Names are what a person would type, and stay as typed wherever a person sees them. They become file
 names below /run, words on a command line and lines of /etc/hosts; the rules demand no more than those
@@ -65,7 +65,7 @@ def lookup_key(name: str) -> str:
 
 
 def _is_address(text: str) -> bool:
-    """Whether a resolver takes `text` for an address: 10.1.0.3, but also 1, 10.3, 0x7f and ::1."""
+    """True when a resolver takes `text` for an address: 10.1.0.3, but also 1, 10.3, 0x7f and ::1."""
     try:
         socket.inet_aton(text)
     except OSError:

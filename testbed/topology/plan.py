@@ -1,4 +1,4 @@
-"""What a topology file means once every default is filled in: the immutable plan that is built.
+"""Plan of a lab: a topology file with every default filled in, immutable.
 
 Owns the runtime types only. `schema` says what a file may contain, `resolve` turns one into the other.
 """
@@ -80,7 +80,7 @@ class WanPlan:
 
 @dataclass(frozen=True, slots=True)
 class RoutePlan:
-    """How `datacenter` reaches `destination`: the WAN links in order (cheapest total cost), and their sums."""
+    """Route from `datacenter` to `destination`: the WAN links in order (cheapest total cost), and their sums."""
 
     datacenter: str
     destination: str

@@ -1,4 +1,4 @@
-"""What is wrong with a topology file: one `Problem` per mistake, all of them in one `TopologyErrors`.
+"""Mistakes in a topology file: one `Problem` each, all of them in one `TopologyErrors`.
 
 Owns the form of an error (file:line:column, path, sentence, the line itself); finds no errors.
 """

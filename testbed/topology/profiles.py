@@ -1,4 +1,4 @@
-"""What `profiles:` come to: absolute speeds of each, and what a worker of a lab is told of them. Pure.
+"""Absolute speeds of `profiles:`, and the part of them that a lab's worker is told. Pure.
 
 Reads only files without mistakes (`checks.profiles`).
 """
@@ -15,7 +15,7 @@ NATIVE = "native"
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """Of some hardware, in its own tokens and times."""
+    """Speeds of some hardware, in its own tokens and times."""
 
     prefill_per_s: float
     extend_per_s: float

@@ -52,7 +52,7 @@ API_LIMITS = {
 
 
 def _api(section: Api) -> dict[str, Any]:
-    """What the gateway is told in PDDBED_API: what the file says; the defaults are its own."""
+    """Contents of PDDBED_API: what the file says; the defaults are the gateway's own."""
     limits = {name: getattr(section, key) for key, name in API_LIMITS.items()}
     return {"names": list(section.names), **{name: limit for name, limit in limits.items() if limit is not None}}
 

@@ -1,4 +1,4 @@
-"""How each datacenter reaches each other one: the cheapest path over the WAN links. Pure.
+"""Routes between datacenters: the cheapest path over the WAN links. Pure.
 
 Border routers forward hop by hop, so the paths must agree with each other: the way back is the way there, and
 every part of a path is the path between its ends. Among equally cheap paths the one with fewer links wins, then a

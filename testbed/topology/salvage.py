@@ -1,4 +1,4 @@
-"""What can still be read of a file that does not validate, so that the checks between values run all the same.
+"""Salvage of a file that does not validate, so that the checks between values run all the same.
 
 Owns the walk through nested sections and the marker for unreadable values. Without it, one mistyped delay would
 hide an unknown datacenter until the next attempt.
@@ -31,7 +31,7 @@ UNREADABLE: Any = Unreadable()
 
 
 def readable(*values: Any) -> bool:
-    """Whether all values could be read; of a section, everything in it."""
+    """True when all values could be read; of a section, everything in it."""
     return all(
         value is not UNREADABLE and (not isinstance(value, Section) or readable(*value.__dict__.values()))
         for value in values
@@ -49,7 +49,7 @@ def hints(section: type[Section]) -> dict[str, Any]:
 
 
 def sections_of(hint: Any) -> tuple[Shape, type[Section]] | None:
-    """How an annotation nests a section: one, a mapping of them by name, a list of them; None for a value."""
+    """Nesting of a section in an annotation: one, a mapping of them by name, a list of them; None for a value."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return sections_of(arguments[0])

@@ -117,7 +117,7 @@ class _Scaler:
 
 
 def _kind(hint: Any) -> Quantity | None:
-    """What kind of quantity a field has; of several, as in a pair, all are of that kind."""
+    """Kind of quantity of a field; of several, as in a pair, all are of that kind."""
     for part in getattr(hint, "__metadata__", ()):
         if isinstance(part, Reads) and part.kind is not None:
             return part.kind

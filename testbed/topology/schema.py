@@ -1,4 +1,4 @@
-"""What a topology file may contain: one pydantic model per section, one field per key.
+"""Contents of a topology file: one pydantic model per section, one field per key.
 
 Owns names, types, defaults and descriptions (editors complete from them: `pddbed schema`). Validation sees
 one value at a time; what must hold between values is in `checks`, and the meaning of what is left out in `resolve`.
@@ -75,7 +75,7 @@ class Queue(Section):
 
 
 class Direction(Section):
-    """What one direction of a WAN link does to packets."""
+    """Treatment of packets in one direction of a WAN link."""
 
     rate: Rate | None = Field(default=None, description="Bottleneck rate; counts IP bytes. Left out: no limit.")
     delay: Delay | None = Field(default=None, description="One-way propagation delay.")
@@ -107,8 +107,10 @@ class Wan(Direction):
     mtu: Mtu = Field(default=1500, description="Largest IP packet in bytes.")
     rtt: Delay | None = Field(default=None, description="Round-trip propagation, instead of delay: half each way.")
     tcp: Annotated[Tcp, nothing_is_empty] = Field(default_factory=Tcp)
-    forward: Direction | None = Field(default=None, description="What differs from the first datacenter to the second.")
-    backward: Direction | None = Field(default=None, description="What differs from the second to the first.")
+    forward: Direction | None = Field(
+        default=None, description="Values that differ from the first datacenter to the second."
+    )
+    backward: Direction | None = Field(default=None, description="Values that differ from the second to the first.")
     cost: Annotated[int, whole(1, 1_000_000)] = Field(default=1, description="Routes take the least total cost.")
 
 
@@ -124,11 +126,15 @@ class Cpu(Section):
 class Host(Section):
     """A host: a worker (`role`), any program (`command`), or neither: a plain host for `pddbed exec`."""
 
-    role: Role | None = Field(default=None, description="What the worker does.")
+    role: Role | None = Field(default=None, description="Role of the host's worker.")
     command: Line | None = Field(default=None, description="A program to run instead of a worker (by /bin/sh).")
     address: Address | None = Field(default=None, description="Default: the next free one of the subnet.")
-    device: Literal["cpu", "cuda"] | None = Field(default=None, description="Where the worker computes. Default: cpu.")
-    profile: Name | None = Field(default=None, description="Of profiles:, its speed. Default: native, no pacing.")
+    device: Literal["cpu", "cuda"] | None = Field(
+        default=None, description="Device on which the worker computes. Default: cpu."
+    )
+    profile: Name | None = Field(
+        default=None, description="Name under profiles: of the worker's speed. Default: native, no pacing."
+    )
     cpu: Annotated[Cpu, nothing_is_empty] = Field(default_factory=Cpu)
     publish: tuple[PublishedPort, ...] = Field(default=(), description="Ports made reachable from this machine.")
     environment: dict[Variable, String] = Field(default_factory=dict, description="Variables of its process.")
@@ -139,7 +145,7 @@ class Fabric(Section):
 
     mtu: Mtu = Field(default=9000, description="Largest IP packet in bytes.")
     rate: FabricRate | None = Field(
-        default=None, description="What each host sends and receives at most. Left out: as fast as this machine."
+        default=None, description="Limit of what each host sends and receives. Left out: as fast as this machine."
     )
     delay: FabricDelay | None = Field(default=None, description="One-way delay between two hosts; needs netem.")
 
@@ -161,7 +167,7 @@ class Model(Section):
     name: Line = Field(
         default="tiny", description="tiny, tiny-mla, smollm2-135m, or a path (a checkpoint directory or .gguf)."
     )
-    seed: Annotated[int, whole(0, 2**32 - 1)] = Field(default=0, description="Of random weights.")
+    seed: Annotated[int, whole(0, 2**32 - 1)] = Field(default=0, description="Seed of random weights.")
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
 
 
@@ -169,8 +175,10 @@ class KvPool(Section):
     """Warm connections for KV between each pair of workers."""
 
     connections: Annotated[int, whole(1, 256)] = 8
-    wan_dtype: Literal["same", "fp8"] = Field(default="same", description="What KV is on the WAN; fp8 is lossy.")
-    rate: Rate | None = Field(default=None, description="Of each connection across the WAN. Left out: no limit.")
+    wan_dtype: Literal["same", "fp8"] = Field(default="same", description="Form of KV on the WAN; fp8 is lossy.")
+    rate: Rate | None = Field(
+        default=None, description="Rate limit of each connection across the WAN. Left out: no limit."
+    )
     warm: Flag = Field(default=True, description="Open the connections' TCP windows with padding when they are new.")
 
 
@@ -182,7 +190,7 @@ class Speculative(Section):
 
 
 class Serving(Section):
-    """How requests are served."""
+    """Serving of requests: pipeline, hand-over, KV, queues."""
 
     pipeline: Literal["pdd", "cdc-pd", "idc-pd", "prfaas", "single"] = Field(
         default="pdd", description="PDD, or a baseline."
@@ -199,14 +207,16 @@ class Serving(Section):
         default=256, description="Cached tokens of a prompt that outweigh one more request on a worker."
     )
     handoff: Literal["auto", "one-shot", "catch-up", "overlap", "kv"] = Field(
-        default="auto", description="How MD takes over from RLD. auto: catch-up, or one-shot from a busy RLD."
+        default="auto", description="Mode in which MD takes over from RLD. auto: catch-up, or one-shot from a busy RLD."
     )
     end_on_rld: Flag = Field(
         default=False, description="An answer that ends on RLD does not complete MD's cache: for the experiment."
     )
     block_size: Annotated[int, whole(1, 1024)] = Field(default=16, description="Tokens in a KV block.")
     kv_pool: Annotated[KvPool, nothing_is_empty] = Field(default_factory=KvPool)
-    kv_send: Literal["after-prefill", "chunked"] = Field(default="after-prefill", description="When P sends KV.")
+    kv_send: Literal["after-prefill", "chunked"] = Field(
+        default="after-prefill", description="Moment at which P sends KV."
+    )
     max_running: Annotated[int, whole(1, 100_000)] = Field(
         default=256, description="Requests that workers have at once; others wait in the gateway."
     )
@@ -215,7 +225,7 @@ class Serving(Section):
     )
     drain: Drain = Field(
         default=10 * 10**9,
-        description="How long a gateway that is ended lets running answers end.",
+        description="Time that a gateway which is ended leaves running answers to end.",
         json_schema_extra={"default": "10s"},
     )
     kv_chunk: Annotated[int, whole(1, 1 << 20)] = Field(
@@ -239,7 +249,7 @@ class Api(Section):
     head_timeout: Duration | None = Field(default=None, description="For a request's headers to come. Default 20s.")
     body_timeout: Duration | None = Field(default=None, description="For a request's body to come. Default 60s.")
     unread_timeout: Duration | None = Field(
-        default=None, description="How long a client may take nothing of its answer. Default 120s."
+        default=None, description="Longest time in which a client takes nothing of its answer. Default 120s."
     )
     max_body: Size | None = Field(default=None, description="Bytes of a request. Default 16 MiB.")
     max_answer: Size | None = Field(
@@ -250,8 +260,10 @@ class Api(Section):
 class When(Section):
     """Something that is told while requests are served, in place of a time."""
 
-    event: Name = Field(description="What happens: kv-transfer, or what the program that tells it calls it.")
-    fraction: Percent | None = Field(default=None, description="How far it has come. Left out: as soon as it is told.")
+    event: Name = Field(description="Name of the event: kv-transfer, or that of the program which tells it.")
+    fraction: Percent | None = Field(
+        default=None, description="Share of the event that is done. Left out: as soon as it is told."
+    )
     request: Line = Field(default="any", description="any: the first; each: once for every request; or a request's id.")
 
 
@@ -259,16 +271,20 @@ class Repeat(Section):
     """The same again, at even distances."""
 
     every: Duration = Field(description="From one start to the next.")
-    times: Annotated[int, whole(2, 10_000)] = Field(description="How often in all.")
+    times: Annotated[int, whole(2, 10_000)] = Field(description="Number of times, the first included.")
 
 
 class Timed(Section):
-    """What every entry of a timeline has: when and where."""
+    """Time and place that every entry of a timeline has."""
 
     at: Duration | None = Field(default=None, description="Since the timeline began. Either this or `when`.")
-    when: When | None = Field(default=None, description="When something is told out of band; may be never.")
+    when: When | None = Field(
+        default=None, description="Event, told out of band, with which the entry begins; it may never come."
+    )
     link: Name | None = Field(default=None, description="The WAN link. May be left out where there is only one.")
-    direction: Literal["both", "forward", "backward"] = Field(default="both", description="Of the link.")
+    direction: Literal["both", "forward", "backward"] = Field(
+        default="both", description="Direction of the link that changes."
+    )
     repeat: Repeat | None = Field(default=None, description="Again and again.")
 
 
@@ -291,7 +307,7 @@ class Ramp(Timed):
 class Outage(Timed):
     """Every packet that arrives is dropped; what is in flight arrives."""
 
-    duration: Duration = Field(description="How long.")
+    duration: Duration = Field(description="Duration of the entry.")
 
 
 class Bursts(Section):
@@ -304,9 +320,12 @@ class Bursts(Section):
 class CrossTraffic(Timed):
     """Traffic of others through the same bottleneck, between the link's own end hosts."""
 
-    duration: Duration = Field(description="How long.")
+    duration: Duration = Field(description="Duration of the entry.")
     protocol: Literal["tcp", "udp"] = Field(default="tcp", description="tcp yields to others; udp does not.")
-    rate: Rate | None = Field(default=None, description="Of all flows, IP bytes, while on. TCP without: all it gets.")
+    rate: Rate | None = Field(
+        default=None,
+        description="Rate of all flows together while they are on, in IP bytes. Left out, for TCP: all it gets.",
+    )
     flows: Annotated[int, whole(1, 64)] = Field(default=1, description="Sources, each with its own bursts.")
     bursts: Bursts | None = Field(default=None, description="Left out: on for the whole duration.")
 
@@ -317,7 +336,9 @@ class Replay(Timed):
     trace: Line = Field(description="Its file; relative to this file.")
     format: Literal["auto", "mahimahi", "csv"] = Field(default="auto", description="auto: csv by its name's ending.")
     duration: Duration | None = Field(default=None, description="Left out: once; longer than the trace: again.")
-    granularity: Duration | None = Field(default=None, description="Of a Mahimahi trace's rate. Default: 20ms.")
+    granularity: Duration | None = Field(
+        default=None, description="Time over which a Mahimahi trace's rate is averaged. Default: 20ms."
+    )
 
 
 class CongestionEntry(Section):
@@ -345,7 +366,7 @@ Congestion = Annotated[tuple[CongestionEntry, ...], BeforeValidator(lambda value
 
 
 class TimelineFile(Section):
-    """What `pddbed wan play` reads: a timeline without a topology."""
+    """A timeline without a topology, as `pddbed wan play` reads it."""
 
     congestion: Congestion = ()
 
@@ -354,7 +375,9 @@ class TopologyFile(Section):
     """A lab: datacenters, the WAN between them, and what is served on them."""
 
     name: Name | None = Field(default=None, description="Name of the lab. Default: the file's name.")
-    seed: Annotated[int, whole(0, 2**32 - 1)] = Field(default=0, description="Of everything random.")
+    seed: Annotated[int, whole(0, 2**32 - 1)] = Field(
+        default=0, description="Seed of every random decision in the lab."
+    )
     datacenters: Annotated[dict[Name, Datacenter], Field(min_length=1)] = Field(
         description="Datacenters by name.", json_schema_extra=_NAMED
     )

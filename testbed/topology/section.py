@@ -1,4 +1,4 @@
-"""What every section of a topology file is: a mapping with known keys, immutable once it is read."""
+"""Base of every section of a topology file: a mapping with known keys, immutable once it is read."""
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 

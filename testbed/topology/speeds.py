@@ -74,7 +74,7 @@ DecodeStep = Annotated[
 
 
 class Profile(Section):
-    """How fast some hardware computes: absolute, or relative to another profile."""
+    """Speed of some hardware: absolute, or relative to another profile."""
 
     relative_to: Name | None = Field(default=None, description="The profile that percentages are of.")
     prefill: Prefill | None = Field(default=None, description="Prompt tokens a second, or a share of the other's.")
@@ -82,7 +82,7 @@ class Profile(Section):
         default=None, description="A decode step; or the share of the other's speed (200%: in half the time)."
     )
     decode_per_sequence: Duration | None = Field(
-        default=None, description="What each further sequence adds to a decode step. Default: nothing."
+        default=None, description="Time that each further sequence adds to a decode step. Default: none."
     )
     extend: TokenRate | None = Field(
         default=None, description="Answer tokens a second that are computed with others. Default: as prefill."

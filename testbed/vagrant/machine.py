@@ -106,7 +106,7 @@ def choose_user() -> Guest:
 
 
 def boots(accelerator: str, kernel: Path, guest: Guest) -> bool:
-    """Whether a VM with this kernel boots, as the run's user. /dev/kvm proves nothing: it is there where every boot
+    """True when a VM with this kernel boots, as the run's user. /dev/kvm proves nothing: it is there where every boot
     hangs, and where a guest of a few instructions still runs.
     """
     qemu = find_tool("qemu-system-x86_64") or "qemu-system-x86_64"

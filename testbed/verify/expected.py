@@ -1,4 +1,4 @@
-"""What an honest link with jitter shows to a finite number of probes: intervals of the delay's mean and deviation.
+"""Figures of an honest link with jitter, from a finite number of probes: intervals of the delay's mean and deviation.
 
 The drivers' jitter keeps a value for ten standard deviations of time, so probes within that time are one observation,
 however many they are. The intervals are those of the drivers' own process, sampled as the probes sample it.
@@ -31,7 +31,7 @@ class Expected:
 
 
 def with_jitter(asked: Impairment, count: int, interval_ns: int) -> Expected:
-    """Of `count` probes, one each `interval_ns`, on a link with jitter that does what it is asked to do."""
+    """Intervals of `count` probes, one each `interval_ns`, on a link with jitter that does what it is asked to do."""
     assert asked.jitter is not None
     random = Random(1)
     process = JitterProcess(asked.jitter, random, 0)

@@ -1,4 +1,4 @@
-"""What a datacenter's fabric gives between two of its hosts: its floor and its ceiling, reported and not judged."""
+"""Measurement of a datacenter's fabric between two of its hosts: its floor and its ceiling, reported and not judged."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

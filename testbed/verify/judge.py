@@ -44,7 +44,7 @@ class Verdict:
 
     @property
     def verdict(self) -> str:
-        """What people read: `ok`, `FAILED`; of what is not judged `not measured` where something is asked."""
+        """Verdict as people read it: `ok`, `FAILED`; of what is not judged `not measured` where something is asked."""
         if self.judged:
             return "ok" if self.ok else "FAILED"
         return "not measured" if self.asked and not self.reported else "reported"

@@ -44,7 +44,7 @@ class Ends:
 
 @dataclass(frozen=True)
 class Probes:
-    """What came of `sent` probes: every arrival in its order, those of duplicates too, and how many were corrupted."""
+    """Outcome of `sent` probes: every arrival in its order, those of duplicates too, and how many were corrupted."""
 
     sent: int
     arrivals: tuple[Arrival, ...]
@@ -140,7 +140,7 @@ def train(ends: Ends, asked: Impairment, mtu: int) -> Probes | None:
 
 
 def has_gaps(probes: Probes, asked: Impairment, mtu: int) -> bool:
-    """Whether a train seems slower than the link is asked to be because its sender paused: packets of its second half
+    """True when a train seems slower than the link is asked to be because its sender paused: packets of its second half
     then found an empty buffer, where those of a train without gaps wait for all before them."""
     ordered = [probes.first[number].delay_ns for number in sorted(probes.first)]
     rate_bps = spacing_rate_bps(probes.arrivals, mtu, overtaking=asked.reordering > 0)
@@ -192,7 +192,7 @@ def spacing_ns(points: Sequence[tuple[int, int]]) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Overload:
-    """What a link that was offered too much carried: its rate, and the depth of the buffer that filled up."""
+    """Traffic that a link which was offered too much carried: its rate, and the depth of the buffer that filled up."""
 
     rate_bps: float | None
     queue_bytes: int
@@ -228,7 +228,7 @@ def overload(ends: Ends, asked: Impairment, mtu: int) -> Overload | None:
 
 
 def _offer_too_much(ends: Ends, asked: Impairment, mtu: int) -> tuple[list[Arrival], float]:
-    """What arrived, and the rate at which this machine really sent, in its slower half."""
+    """Packets that arrived, and the rate at which this machine really sent, in its slower half."""
     packets = int((asked.queue_bytes or 0) / mtu * OVERLOAD / (OVERLOAD - 1) * 1.2) + TRAIN_PACKETS
     burst = max(1, min(MAX_BURST, packets // 100))
     interval_ns = int(burst * asked.serialization_ns(mtu) / OVERLOAD)
@@ -303,7 +303,7 @@ def _receive_rate_bps(connection: socket.socket, warm_s: float, measure_s: float
 
 
 def patience_s(asked: Impairment) -> float:
-    """How long silence may last before what is missing counts as lost."""
+    """Time that silence may last before what is missing counts as lost."""
     queue_ns = asked.serialization_ns(asked.queue_bytes or 0)
     return (asked.longest_delay_ns() + queue_ns) / 1e9 + 0.25
 

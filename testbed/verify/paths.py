@@ -1,4 +1,4 @@
-"""What each host of a lab gets of the WAN: its own path to another datacenter, through every device in between.
+"""Measurement of the WAN from each host of a lab: its own path to another datacenter, through every device in between.
 
 The links' own measurements go between one host of either datacenter; what is amiss at another host's interface, or at
 its port, shows here.

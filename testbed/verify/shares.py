@@ -1,4 +1,4 @@
-"""What share of probes is lost, doubled, corrupted or overtaken, against what the driver does when it is asked to."""
+"""Shares of probes that are lost, doubled, corrupted or overtaken, against what the driver does when it is asked to."""
 
 from collections.abc import Sequence
 
@@ -23,7 +23,7 @@ def count(interval_ns: int) -> int:
 
 
 def few(samples: Sequence[Probes], asked: Impairment) -> list[Verdict]:
-    """Of the quick form: what its other probes show. Corrupted ones are missing as well."""
+    """Shares of the quick form, from its other probes. Corrupted ones are missing as well."""
     sent = sum(probes.sent for probes in samples)
     missing = sum(probes.sent - len(probes.first) for probes in samples)
     gone = 1 - (1 - _mean(asked)) * (1 - asked.corruption)
@@ -44,7 +44,7 @@ def few(samples: Sequence[Probes], asked: Impairment) -> list[Verdict]:
 
 
 def many(probes: Probes, asked: Impairment, driver: str, ip_bytes: int, floor_ns: float) -> list[Verdict]:
-    """Of the full form."""
+    """Shares of the full form."""
     loss, doubled, in_headers = _mean(asked), asked.duplication, UDP_HEADERS / ip_bytes
     missing, twice = loss, doubled
     if driver == "netem":  # it decides about a copy of its own again, and a lost packet's copy is sent

@@ -115,7 +115,7 @@ class ProbePath:
         return arrivals
 
     def arrivals(self) -> list[Arrival]:
-        """What has arrived and was not taken yet."""
+        """Packets that have arrived and were not taken yet."""
         found: list[Arrival] = []
         while True:
             try:

@@ -27,7 +27,7 @@ def shown(value: float | None, unit: str) -> str:
 
 
 def phrase(figure: Mapping[str, Any]) -> str | None:
-    """What was measured, in two or three words: `20.01ms`, `399.7mbit (UDP)`, `loss 1.02%`; None for nothing, and for
+    """Measured value in two or three words: `20.01ms`, `399.7mbit (UDP)`, `loss 1.02%`; None for nothing, and for
     what nobody asked for and is not there."""
     if figure["measured"] is None or (figure["figure"] in UNTOLD and not figure["asked"] and figure["ok"]):
         return None

@@ -86,7 +86,7 @@ def ensure_image(cache: Path, say: Callable[[str], None], newest: bool = False) 
 
 
 def is_intact(image: VmImage) -> bool:
-    """Whether every file is what was written (about 110 MB hashed, 0.1 s)."""
+    """True when every file is what was written (about 110 MB hashed, 0.1 s)."""
     try:
         manifest: dict[str, str] = json.loads((image.directory / MANIFEST).read_text())
         return manifest == digests(image.directory)

@@ -153,7 +153,7 @@ class TrafficPool:
 
     @property
     def counting(self) -> bool:
-        """Whether any stream sends, or is still being counted."""
+        """True when any stream sends, or is still being counted."""
         return any(stream.started and stream.running for stream in self._streams.values())
 
     def stop(self, patience_s: float = _MOST_LINGER_S + 5) -> None:

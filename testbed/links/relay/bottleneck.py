@@ -140,7 +140,7 @@ class Bottleneck:
         self.finish = start + duration
 
     def _served_bytes(self, now: int) -> int:
-        """Of the chunk in service, the bytes that have left by `now`."""
+        """Bytes of the chunk in service that have left by `now`."""
         if self.finish == FOREVER or self._rate_bps is None:
             return 0
         return self._chunk_bytes - (self.finish - now) * self._rate_bps // (8 * NS_PER_S)

@@ -1,4 +1,4 @@
-"""Which of the passing MTU segments are hit: lost, duplicated, corrupted, or made to overtake.
+"""Choice of the passing MTU segments that are hit: lost, duplicated, corrupted, or made to overtake.
 
 Owns the random processes. Each is a stream of gaps (how many segments pass before the next hit), so that a
 segment that is not hit costs nothing; decisions depend on the seed and the count of segments alone.

@@ -18,7 +18,7 @@ _STRATA = 16
 
 
 def period_ns(jitter: Jitter) -> int:
-    """How long one value of the delay lasts."""
+    """Time that one value of the delay lasts."""
     return _PERIOD_DEVIATIONS * jitter.std_ns
 
 
@@ -34,7 +34,7 @@ class JitterProcess:
         self._before, self._here, self._after = self._draw(), self._draw(), self._draw()
 
     def offset_ns(self, t: int) -> int:
-        """What to add to the delay of a packet that enters the wire at `t`; may be negative."""
+        """Addition to the delay of a packet that enters the wire at `t`; may be negative."""
         elapsed = t - self._start
         if elapsed >= self._period:
             elapsed = self._move_on(elapsed)

@@ -79,17 +79,17 @@ class Lane:
         self.lateness.resume(now, wall_s)
 
     def late(self, now: int, wall_s: float) -> dict[str, Any]:
-        """How late packets were so far; `measuring`: those while `pddbed verify` loaded the link."""
+        """Lateness of packets so far; `measuring`: those while `pddbed verify` loaded the link."""
         self.lateness.judge(now, wall_s)
         return {**self._books[False].summary(), "measuring": self._books[True].summary()}
 
     def forget(self, now: int, wall_s: float) -> None:
-        """How late packets were so far."""
+        """Forget how late packets were so far."""
         for book in self._books.values():
             book.forget(now, wall_s)
 
     def applied(self) -> dict[str, Any]:
-        """What this direction does from now on, limits included."""
+        """Values of this direction from now on, limits included."""
         return {**self.impairment.to_dict(), "line_limit_bytes": self._line.limit_bytes}
 
     def counters(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""How late one direction's packets were, judged window by window: what was unfaithful once stays so. No I/O, no clock.
+"""Lateness of one direction's packets, judged window by window: what was unfaithful once stays so. No I/O, no clock.
 
 Late is what a packet waited beyond what the link is asked to do: before it was read from the device, as far as the
 loop can bound it, and after its logical departure.

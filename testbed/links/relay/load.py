@@ -1,4 +1,4 @@
-"""How busy the relay's process is, and how long it waited for a CPU. Owns what /proc says of this process."""
+"""Load of the emulator's process, and its waiting for a CPU. Owns what /proc says of this process."""
 
 import os
 
@@ -6,7 +6,7 @@ _WINDOW_NS = 1_000_000_000
 
 
 class Load:
-    """How busy the process is: the share of wall time not spent waiting, over windows of one second.
+    """Load of the process: the share of wall time not spent waiting, over windows of one second.
 
     While `measuring`, `pddbed verify` loads the link as much as it may be loaded; that is counted apart.
     """
@@ -43,12 +43,12 @@ class Load:
         self._window_start, self._waited_ns = now, 0
 
     def forget(self) -> None:
-        """What was busiest so far."""
+        """Forget what was busiest so far."""
         self.busy_max = self.busy_max_measuring = 0.0
 
 
 class RunQueue:
-    """How long the kernel let this process wait for a CPU, of its whole life, in ns; 0 where it does not say."""
+    """Time that this process waited for a CPU in its whole life, in ns; 0 where it does not say."""
 
     def __init__(self) -> None:
         try:

@@ -29,7 +29,7 @@ _SLEPT_NS = 50_000
 
 
 class Intake:
-    """How long packets may have waited in a device before they are read: since it was last known to be empty."""
+    """Time that packets may have waited in a device before they are read: since it was last known to be empty."""
 
     __slots__ = ("empty_at", "is_empty", "lane")
 

@@ -1,4 +1,4 @@
-"""How much memory one link's packets may take: derived from the link, refused where the machine is smaller.
+"""Memory that one link's packets may take: derived from the link, refused where the machine is smaller.
 
 Pure arithmetic, apart from reading how much memory there is.
 """
@@ -43,7 +43,7 @@ def in_flight_bytes(impairment: Impairment) -> int:
 
 
 def line_limit_bytes(asked: Mapping[Name, Impairment], machine_bytes: int) -> dict[Name, int]:
-    """What each direction's delay line may hold. Raises MemoryLimitError.
+    """Limit of each direction's delay line. Raises MemoryLimitError.
 
     Without a rate limit there is no largest amount in flight: the limit is then what the relay could carry
     at 20 Gbit/s, or this direction's share of the memory where that is less (`dropped_line` counts the rest).

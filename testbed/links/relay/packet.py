@@ -1,4 +1,4 @@
-"""What a TUN device with virtio-net headers hands over: one IPv4 packet, or a TSO super-packet.
+"""Packets as a TUN device with virtio-net headers hands them over: one IPv4 packet, or a TSO super-packet.
 
 Owns the virtio-net header (struct virtio_net_hdr, linux/virtio_net.h), the counting of MTU segments and
 the cutting of a super-packet into smaller ones exactly as the kernel's tcp_gso_segment would. No I/O.
@@ -93,7 +93,7 @@ class Packet:
         return payload + (last - first) * self._headers
 
     def segments_within(self, ip_bytes: int) -> int:
-        """How many of the first segments fit into `ip_bytes`."""
+        """Number of the first segments that fit into `ip_bytes`."""
         if ip_bytes >= self.ip_bytes:
             return self.segments
         if self.segments == 1 or ip_bytes <= 0:
@@ -169,7 +169,7 @@ def ones_sum(data: bytes | bytearray | memoryview) -> int:
 
 
 def pseudo_header_sum(head: bytes | bytearray, transport_bytes: int) -> int:
-    """What Linux leaves in the checksum field of a CHECKSUM_PARTIAL packet: addresses, protocol, length."""
+    """Sum that Linux leaves in the checksum field of a CHECKSUM_PARTIAL packet: addresses, protocol, length."""
     ip = VNET_BYTES
     addresses = int.from_bytes(head[ip + 12 : ip + 20], "big")
     total = addresses + head[ip + 9] + transport_bytes

@@ -1,4 +1,4 @@
-"""What must hold between the values of a topology file: one module per subject, each a generator of findings.
+"""Checks between the values of a topology file: one module per subject, each a generator of findings.
 
 Checks run on whatever could be read (`salvage`), and stay silent about what depends on the unreadable.
 """

@@ -1,4 +1,4 @@
-"""What the driver that a link names cannot do. Links that leave it open (`auto`) get one that can, on the machine."""
+"""Refusals of the driver that a link names. Links that leave it open (`auto`) get one that can, on the machine."""
 
 from collections.abc import Iterator
 
@@ -40,7 +40,7 @@ def _impairments(index: int, wan: Wan) -> Iterator[tuple[Effective, Impairment]]
 
 
 def _path(direction: Effective, key: str, link: Path) -> Path:
-    """Where the refused value stands; a derived one (the default queue) stands nowhere."""
+    """Path of the refused value; a derived one (the default queue) has none."""
     if key == "codel":
         return (*direction.paths["queue"], "codel")
     return direction.paths.get(key, link)

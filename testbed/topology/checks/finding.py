@@ -1,4 +1,4 @@
-"""What a check yields: a mistake at a path. Turned into a `Problem` with file and line by the loader."""
+"""A mistake at a path, as checks yield it. Turned into a `Problem` with file and line by the loader."""
 
 from dataclasses import dataclass
 

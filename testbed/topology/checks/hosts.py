@@ -1,4 +1,4 @@
-"""What a host is: a worker, a command or neither, with the settings that fit."""
+"""Checks of hosts: a worker, a command or neither, with the settings that fit."""
 
 import re
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ def check_hosts(file: TopologyFile) -> Iterator[Finding]:
 
 
 def _settings(path: Path, host: Host) -> Iterator[Finding]:
-    """What of the lab's own variables a host may set; the workers' bounds (workers/environment.py)."""
+    """Checks of the lab's own variables that a host sets, by the workers' bounds (workers/environment.py)."""
     if not readable(host.environment):
         return
     for name in SETTABLE & host.environment.keys():

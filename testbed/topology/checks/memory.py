@@ -1,4 +1,4 @@
-"""Whether the packets that the WAN can hold fit into this machine's memory."""
+"""Check that the packets which the WAN can hold fit into this machine's memory."""
 
 from collections.abc import Iterator
 from pathlib import Path as FilePath

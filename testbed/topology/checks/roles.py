@@ -1,4 +1,4 @@
-"""Which roles a lab needs for its pipeline, and where they must stand. Labs without any role need none."""
+"""Roles that a lab needs for its pipeline, and their places. Labs without any role need none."""
 
 from collections.abc import Iterator, Sequence
 
