@@ -1,11 +1,12 @@
 """/metrics: a strict reader of the exposition format finds in it what the requests were."""
 
 import asyncio
+import math
 import re
 from pathlib import Path
 
 from tests.workers.serving import SlowWan, eventually, prompt_of, run
-from workers.gateway.histograms import Counter, Histogram
+from workers.gateway.metrics import SECONDS
 from workers.models import LoadedModel
 
 SAMPLE = re.compile(
@@ -34,32 +35,15 @@ def parse(text: str) -> dict[str, float]:
     return found
 
 
-def test_a_histogram_counts_cumulatively() -> None:
-    histogram = Histogram((1, 2.5))
-    for value in (0.5, 1, 2, 100):
-        histogram.observe(value)
-    assert list(histogram.samples()) == [
-        ("_bucket", {"le": "1"}, 2),
-        ("_bucket", {"le": "2.5"}, 3),
-        ("_bucket", {"le": "+Inf"}, 4),
-        ("_sum", {}, 103.5),
-        ("_count", {}, 4),
-    ]
-
-
-def test_a_counter_shows_its_known_labels_before_anything_happens() -> None:
-    counter = Counter("reason", ("stop",))
-    assert list(counter.samples()) == [("", {"reason": "stop"}, 0)]
-    counter.add("length", 2)
-    assert list(counter.samples()) == [("", {"reason": "stop"}, 0), ("", {"reason": "length"}, 2)]
-
-
 def test_requests_tokens_caches_and_kv_are_counted(tiny: LoadedModel, tmp_path: Path) -> None:
     async def test() -> None:
         async with SlowWan(tiny, tmp_path, None, serving={"relay_threshold": 1}) as lab:
             empty = parse((await lab.http.get("/metrics")).text)
             assert empty['pddbed_request_success_total{finished_reason="length"}'] == 0
             assert empty["pddbed_time_to_first_token_seconds_count"] == 0
+            bounds = [float(b) for b in re.findall(r'pddbed_kv_transfer_seconds_bucket{le="(.*?)"}', " ".join(empty))]
+            assert bounds == [*SECONDS, math.inf], "vLLM's buckets, and the smallest before them"
+            assert not [name for name in empty if "_created" in name], "when a series began says nothing here"
             first = await lab.complete_after_relay(prompt_of(100), 40, 5)
             again = await lab.complete_after_relay(prompt_of(100), 40, 5)
             leaver = asyncio.create_task(lab.complete(prompt_of(50, seed=1), 3000, ignore_eos=True))
