@@ -83,8 +83,8 @@ vagrant-test: packages $(VENV)/.installed  ## the Vagrantfile really booted (doc
 	  PDDBED_VM_MEMORY=$${PDDBED_VM_MEMORY:-3072} $(foreach name,PIP_INDEX_URL PIP_EXTRA_INDEX_URL,$(if $($(name)),$(name)="$($(name))")) \
 	  $(abspath $(BIN))/python -m testbed.vagrant
 
-lint: $(VENV)/.installed  ## ruff, mypy, and Markdown at one width (`mdformat` without --check mends it)
-	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy && $(BIN)/mdformat --check $$(git ls-files '*.md')
+lint: $(VENV)/.installed  ## ruff, mypy, which package imports which, and Markdown at one width (`mdformat` without --check mends it)
+	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy && $(BIN)/lint-imports --no-cache && $(BIN)/mdformat --check $$(git ls-files '*.md')
 
 clean:  ## remove the virtual environment and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

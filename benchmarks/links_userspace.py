@@ -25,9 +25,9 @@ from typing import Any
 
 from benchmarks import harness, tcp, udp
 from benchmarks.harness import require
-from testbed.impairment import BernoulliLoss, GilbertElliottLoss, Impairment, Jitter
 from testbed.links.rig import HOST_B, Rig, rig
 from testbed.links.userspace import UserspaceLink
+from testbed.model.impairment import BernoulliLoss, GilbertElliottLoss, Impairment, Jitter
 
 MS = 1_000_000
 MBIT = 1_000_000

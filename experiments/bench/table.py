@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from experiments.bench.metrics import percentile_name
-from testbed.units import short_size
+from testbed.model.units import short_size
 
 WIDTH = 50
 SECTIONS = (

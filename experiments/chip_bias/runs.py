@@ -10,7 +10,7 @@ from experiments.framework.base import ExperimentError, Options, Part, PartResul
 from experiments.framework.checks import PaceSince, check_bytes
 from experiments.framework.lab import ExperimentLab
 from experiments.framework.requests import Client
-from testbed.scale import Scale
+from testbed.model.scale import Scale
 
 CHIPS = ("gpu-a", "chip-e")
 AT_ONCE = (1, 4)

@@ -80,7 +80,7 @@ def percentiles(_ctx: click.Context, _param: click.Parameter, text: str) -> list
 
 
 def share(_ctx: click.Context, _param: click.Parameter, text: str | None) -> float | None:
-    from testbed.units import UnitError, parse_percent
+    from testbed.model.units import UnitError, parse_percent
 
     try:
         return None if text is None else parse_percent(text)

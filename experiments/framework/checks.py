@@ -12,7 +12,7 @@ from testbed.capture.context import Context
 from testbed.capture.counters import BadCounters
 from testbed.capture.packets import UnreadableCapture
 from testbed.capture.pcapng import read_comment
-from testbed.lab.pace import MOST_LATE, read_pace
+from testbed.verify.pace import MOST_LATE, read_pace
 
 TOLERANCE = 0.01
 

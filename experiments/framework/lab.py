@@ -18,13 +18,13 @@ from experiments.framework.base import ExperimentError
 from experiments.framework.links import LinkWatch, SettingsWatch
 from experiments.framework.process import Process
 from testbed.capture.counters import CounterReader
-from testbed.interpreter import environment, program
-from testbed.lab import start
 from testbed.lab.control import ask_lab
 from testbed.lab.environment import host_environment
 from testbed.lab.messages import R, Request, VerificationResult, Verify
-from testbed.lab.preflight import check
 from testbed.lab.record import LabError, Record, find_record
+from testbed.machine.programs import environment, program
+from testbed.supervisor import start
+from testbed.supervisor.preflight import check
 from testbed.topology import TopologyErrors, load_plan
 
 RING = "128MiB"  # rides out seconds in which a busy machine lets nobody write

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from testbed.impairment import Impairment
 from testbed.lab.control import ask_lab
 from testbed.lab.messages import WanChanges, WanShow
 from testbed.lab.record import LabError, Record
+from testbed.model.impairment import Impairment
 from testbed.topology.describe import describe_direction
 
 SAMPLE_S = 1.0

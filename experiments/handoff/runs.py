@@ -23,8 +23,8 @@ from experiments.handoff.fit import (
 )
 from experiments.transport.memory import Shape
 from experiments.transport.pair import note_quietly, start_pair
-from testbed.interpreter import environment, program
 from testbed.lab.messages import WanReset
+from testbed.machine.programs import environment, program
 
 SMOLLM2 = "smollm2-135m"
 SMOLLM2_SPACING_S = 1.2

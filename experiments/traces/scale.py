@@ -1,10 +1,10 @@
-"""A trace as a scaled lab gets it (the arithmetic of scales is `testbed.scale`'s), and scales that spoil it. Pure."""
+"""A trace as a scaled lab gets it, and scales that spoil it; `testbed.model.scale` has the arithmetic. Pure."""
 
 from dataclasses import replace
 
 from experiments.traces.stats import HIGH, hits
 from experiments.traces.trace import Request, Trace, blocks_of
-from testbed.scale import Deployment, Groups, Lab, Scale, ScaleError
+from testbed.model.scale import Deployment, Groups, Lab, Scale, ScaleError
 
 __all__ = ["Deployment", "Groups", "Lab", "Scale", "ScaleError", "check_trace", "scaled_trace", "share_moved"]
 

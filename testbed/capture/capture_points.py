@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from testbed.capture.context import Context, LabHost, Passage
 from testbed.lab.messages import Capture, CapturePoint, CapturePoints
 from testbed.lab.network import HOST_IFNAME
-from testbed.topology.plan import LabPlan, RoutePlan, WanPlan
+from testbed.model.plan import LabPlan, RoutePlan, WanPlan
 
 if TYPE_CHECKING:
-    from testbed.lab.operations import RunningLab
+    from testbed.supervisor.operations import RunningLab
 
 NAMESPACES = ("user", "pid")  # of the lab, before one "net" for each point
 

@@ -22,8 +22,8 @@ from testbed.lab.messages import ByteCounts, CountBytes
 from testbed.lab.record import LabError, Record
 
 if TYPE_CHECKING:
-    from testbed.lab.operations import RunningLab
     from testbed.lab.processes import HostProcess
+    from testbed.supervisor.operations import RunningLab
 
 _PATIENCE_S = 3.0
 _POLL_S = 0.002

@@ -34,9 +34,9 @@ COMMANDS: dict[str, dict[str, str]] = {
         "verify": "testbed.cli.verify:verify",
     },
     "Serving": {
-        "ask": "workers.cli.ask:ask_command",
+        "ask": "testbed.cli.ask:ask_command",
         "bench": "experiments.cli.bench:bench",
-        "model": "workers.cli.model:model",
+        "model": "testbed.cli.model:model",
     },
     "Experiments": {
         "trace": "experiments.cli.trace:trace",

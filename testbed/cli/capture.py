@@ -87,7 +87,7 @@ def _parameters(name: str, options: dict[str, Any]) -> Any:
     """The parameters of the capture. Raises UsageError."""
     from testbed.capture.ring import BLOCK_BYTES, Selection
     from testbed.capture.run import Parameters
-    from testbed.units import UnitError, parse_duration, parse_size
+    from testbed.model.units import UnitError, parse_duration, parse_size
 
     headers_only, snaplen = options["headers_only"], options["snaplen"]
     if headers_only and snaplen is not None:
@@ -111,7 +111,7 @@ def _parameters(name: str, options: dict[str, Any]) -> Any:
 
 def _progress(name: str, file: str) -> Any:
     """Said on standard error: that recording has begun, and on a terminal how much there is."""
-    from testbed.units import short_size
+    from testbed.model.units import short_size
 
     def show(event: dict[str, Any]) -> None:
         if event["event"] == "started":

@@ -25,7 +25,7 @@ def down(lab_argument: str | None, lab: str | None, all_labs: bool) -> None:
     """
     from testbed.lab.origin import describe
     from testbed.lab.record import find_record, live_records, state_root, sweep_dead
-    from testbed.lab.start import down as end_lab
+    from testbed.supervisor.start import down as end_lab
 
     if len([given for given in (lab_argument, lab, all_labs) if given]) > 1:
         raise click.UsageError("name one lab, or say --all")

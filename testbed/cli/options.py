@@ -15,7 +15,7 @@ from testbed.lab.record import LabError
 
 if TYPE_CHECKING:
     from testbed.lab.record import Record
-    from testbed.topology.plan import LabPlan
+    from testbed.model.plan import LabPlan
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -73,7 +73,7 @@ def _host_table(hosts: "list[HostStatus]") -> Any:
     from rich.markup import escape
     from rich.table import Table
 
-    from testbed.lab.pace import pace_words
+    from testbed.verify.pace import pace_words
 
     table = Table(box=None, pad_edge=False)
     for title in ("HOST", "DATACENTER", "ADDRESS", "RUNS", "STATE"):

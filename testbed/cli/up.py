@@ -65,9 +65,9 @@ def up(
     On any failure, or on Ctrl-C, everything that was built is taken down again.
     """
     from testbed.cli.options import load_or_fail
-    from testbed.lab.preflight import check
-    from testbed.lab.start import UpOptions
-    from testbed.lab.start import up as start_lab
+    from testbed.supervisor.preflight import check
+    from testbed.supervisor.start import UpOptions
+    from testbed.supervisor.start import up as start_lab
 
     plan = load_or_fail(file, name)
     readiness = check(plan, wan_driver, with_workers=not no_workers)
@@ -109,7 +109,7 @@ def _own(name: str, started: float) -> "Record | None":
 
 
 def _end_own(name: str, started: float) -> None:
-    from testbed.lab.start import down
+    from testbed.supervisor.start import down
 
     record = _own(name, started)
     if record is not None:

@@ -113,8 +113,8 @@ def print_links(links: "list[LinkState]") -> None:
     """Print a row per direction: requested values, marked where they differ from the file, and counters."""
     from rich.table import Table
 
-    from testbed.impairment import Impairment
-    from testbed.links.base import DIRECTIONS
+    from testbed.model.direction import DIRECTIONS
+    from testbed.model.impairment import Impairment
     from testbed.topology.describe import describe_direction
 
     table = Table(box=None, pad_edge=False)

@@ -75,10 +75,10 @@ def _read(file: str) -> tuple[str, str, Path]:
 
 
 def _timeline(text: str, shown: str, folder: Path, links: "list[LinkState]") -> Any:
-    from testbed.congestion.link_values import links_of_lab
-    from testbed.congestion.timeline_file import timeline_from_text
     from testbed.topology import TopologyErrors
     from testbed.topology.checks.memory import machine_memory_bytes
+    from testbed.topology.timeline.file import timeline_from_text
+    from testbed.topology.timeline.link_values import links_of_lab
 
     try:
         return timeline_from_text(text, shown, folder, links_of_lab(links), seed=0, memory_bytes=machine_memory_bytes())
@@ -123,7 +123,7 @@ def _wait(record: Any, state: "TimelineState") -> "TimelineState":
 
 def describe_playing(state: "TimelineState") -> list[str]:
     """The timeline in lines: `two-dc.yaml: playing, 12.3 s of 60 s, 41 changes applied, at most 0.4 ms late`."""
-    from testbed.units import format_duration
+    from testbed.model.units import format_duration
 
     source = os.path.relpath(state["source"]) if state["source"].startswith("/") else state["source"]
     elapsed = (state["elapsed_ns"] or 0) / 1e9

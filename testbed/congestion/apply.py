@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from time import monotonic_ns
 from typing import Any
 
-from testbed.congestion.outage import OutageFilter
 from testbed.congestion.schedule import (
     Assign,
     Cut,
@@ -22,16 +21,17 @@ from testbed.congestion.schedule import (
     StartTraffic,
     StopTraffic,
 )
-from testbed.congestion.timeline import Change, CrossTraffic, Event, Outage, Replay, Step, Timeline
-from testbed.congestion.traces.mahimahi import OPPORTUNITY_BITS
-from testbed.congestion.traces.read import DEFAULT_GRANULARITY_NS
 from testbed.congestion.traffic.pool import Source, Stream, TrafficPool
-from testbed.impairment import NS_PER_S
 from testbed.lab.endpoints import Endpoint, endpoints
 from testbed.lab.network import Network
 from testbed.lab.wan import WanControl
-from testbed.links.base import DIRECTIONS, Direction
-from testbed.topology.plan import LabPlan
+from testbed.links.outage import OutageFilter
+from testbed.model.direction import DIRECTIONS, Direction
+from testbed.model.impairment import NS_PER_S
+from testbed.model.plan import LabPlan
+from testbed.model.timeline import Change, CrossTraffic, Event, Outage, Replay, Step, Timeline
+from testbed.topology.traces.mahimahi import OPPORTUNITY_BITS
+from testbed.topology.traces.read import DEFAULT_GRANULARITY_NS
 
 Target = tuple[str, Direction]
 Key = tuple[int, int]  # event, occurrence

@@ -17,14 +17,14 @@ from typing import Any
 
 from testbed.congestion.apply import Applier, adapted
 from testbed.congestion.player import Player, PlayError
-from testbed.congestion.timeline import Timeline
 from testbed.lab.messages import TimelineState
 from testbed.lab.network import Network
 from testbed.lab.record import Record
 from testbed.lab.troubles import Troubles
 from testbed.lab.wan import WanControl
-from testbed.topology.plan import LabPlan
-from testbed.units import format_duration
+from testbed.model.plan import LabPlan
+from testbed.model.timeline import Timeline
+from testbed.model.units import format_duration
 
 LOG_FILE = "congestion.jsonl"  # in the lab's records
 MOST_BYTES = 1 << 30  # a replay of an hour at 100 changes a second is a tenth of that

@@ -15,10 +15,10 @@ from time import monotonic_ns
 
 from testbed.congestion.apply import Applier, Done, Write
 from testbed.congestion.schedule import Assign, Move, PrepareTraffic, Schedule, ServingEvent
-from testbed.congestion.timeline import CrossTraffic, Event, Timeline
 from testbed.congestion.triggers import TriggerSocket, lengthen_datagram_queues
 from testbed.lab import messages
 from testbed.lab.messages import TimelineState
+from testbed.model.timeline import CrossTraffic, Event, Timeline
 
 _FIFO_PRIORITY = 15  # below the emulators': a change may wait for a packet, not the other way round
 _PREPARE_PATIENCE_S = 20.0

@@ -9,19 +9,7 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from testbed.congestion.timeline import (
-    ANY,
-    EACH,
-    Change,
-    CrossTraffic,
-    Event,
-    Outage,
-    Ramp,
-    Replay,
-    Step,
-    Timeline,
-    Trigger,
-)
+from testbed.model.timeline import ANY, EACH, Change, CrossTraffic, Event, Outage, Ramp, Replay, Step, Timeline, Trigger
 
 PREPARE_AHEAD_NS = 2_000_000_000
 RAMP_STEP_NS = 20_000_000

@@ -14,11 +14,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from testbed import interpreter
 from testbed.lab import cgroups
 from testbed.links import kernel
+from testbed.machine import programs as interpreter
+from testbed.machine.programs import find_tool
 from testbed.topology.checks.memory import machine_memory_bytes
-from testbed.vm.tools import BUILD_TOOLS, RUN_TOOLS, VmError, find_tool, missing_packages, static_busybox
+from testbed.vm.tools import BUILD_TOOLS, RUN_TOOLS, VmError, missing_packages, static_busybox
 
 State = Literal["ok", "missing", "limited"]
 NAMESPACE_OPTIONS = ("--net", "--pid", "--mount", "--fork", "--kill-child", "--mount-proc")

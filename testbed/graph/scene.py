@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from testbed.impairment import Impairment
-from testbed.links.base import DIRECTIONS, Direction
+from testbed.model.direction import DIRECTIONS, Direction
+from testbed.model.impairment import Impairment
+from testbed.model.plan import HostPlan, LabPlan, WanPlan
+from testbed.model.units import printable, short_duration
 from testbed.topology.describe import direction_parts, fabric_parts
-from testbed.topology.plan import HostPlan, LabPlan, WanPlan
-from testbed.units import printable, short_duration
 from testbed.verify.words import phrase
 
 DOT = " \u00b7 "  # between two short facts

@@ -11,8 +11,8 @@ from typing import Any
 
 from testbed.lab.link_table import paths_from
 from testbed.lab.record import Record
+from testbed.model.plan import HostPlan, LabPlan
 from testbed.topology.names import resolvable_name
-from testbed.topology.plan import HostPlan, LabPlan
 
 MAX_VARIABLE = 128 * 1024  # MAX_ARG_STRLEN of the kernel (32 pages), the end's NUL included: some 1,000 peers
 

@@ -12,13 +12,13 @@ import os
 from mininet.node import Node
 from pyroute2.netlink.exceptions import NetlinkError
 
-from testbed.impairment import NS_PER_S, Impairment
 from testbed.links import qdisc
 from testbed.links.base import LinkError
 from testbed.links.segment import index_of
 from testbed.links.shaping import ORDERING_BYTES_PER_S, TIMER_LATENESS_NS, delay_line_packets, gso_cap_bytes
 from testbed.links.tc_messages import open_netlink
-from testbed.topology.plan import DatacenterPlan
+from testbed.model.impairment import NS_PER_S, Impairment
+from testbed.model.plan import DatacenterPlan
 
 QUEUE_NS = 2_000_000
 LEAST_QUEUE_BYTES = 256 * 1024

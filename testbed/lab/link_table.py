@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from testbed.impairment import NS_PER_S, Impairment
 from testbed.lab.fabric import LEAST_QUEUE_BYTES, QUEUE_NS
-from testbed.links.base import DIRECTIONS, Direction
-from testbed.topology.plan import DatacenterPlan, LabPlan
+from testbed.model.direction import DIRECTIONS, Direction
+from testbed.model.impairment import NS_PER_S, Impairment
+from testbed.model.plan import DatacenterPlan, LabPlan
 
 MAGIC = b"pddlink1"
 REFRESH_S = 0.25

@@ -17,14 +17,13 @@ from mininet.net import Mininet
 from mininet.node import Node
 from pyroute2.netlink.exceptions import NetlinkError
 
-from testbed.congestion import outage
 from testbed.lab import fabric, openvswitch, tuning
 from testbed.lab.nodes import Bridge, LabNode, VethLink
-from testbed.links import make_link
+from testbed.links import make_link, outage
 from testbed.links.base import WanEnd, WanLink
 from testbed.links.shaping import gso_cap_bytes
-from testbed.netns import netlink_in
-from testbed.topology.plan import DatacenterPlan, LabPlan, WanPlan
+from testbed.machine.linux import netlink_in
+from testbed.model.plan import DatacenterPlan, LabPlan, WanPlan
 
 HOST_IFNAME = ROUTER_IFNAME = "eth0"
 SHELLS_AT_ONCE = 4

@@ -15,8 +15,8 @@ from typing import Any
 from mininet.node import Switch
 
 from testbed.links.base import LinkError
-from testbed.netns import netlink_in
-from testbed.vm.tools import find_tool
+from testbed.machine.linux import netlink_in
+from testbed.machine.programs import find_tool
 
 PROGRAMS = ("ovsdb-tool", "ovsdb-server", "ovs-vswitchd", "ovs-vsctl")
 SCHEMA = Path("/usr/share/openvswitch/vswitch.ovsschema")

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from testbed.lab.record import Record
-from testbed.units import printable
+from testbed.model.units import printable
 
 CHECKOUT = str(Path(__file__).resolve().parents[2])
 

@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from testbed.interpreter import environment, program
 from testbed.lab import cgroups
 from testbed.lab.environment import fitting, host_environment
 from testbed.lab.record import Record
-from testbed.topology.plan import HostPlan, LabPlan
+from testbed.machine.programs import environment, program
+from testbed.model.plan import HostPlan, LabPlan
 from workers import spawning
 from workers.linux import CLONE_NEWNET, CLONE_NEWNS, die_with_parent, setns
 

@@ -2,7 +2,7 @@
 
 Owns names, paths, locking and sweeping. A lab is alive exactly while its guardian holds the POSIX lock on
 `guardian.lock`; the kernel drops that lock however the guardian dies, so no pid file can lie. A record carries our mark
-(`testbed.owned`) and is swept when its lab is dead; what else lies in the root is somebody's and stays.
+(`testbed.machine.owned`) and is swept when its lab is dead; what else lies in the root is somebody's and stays.
 """
 
 import fcntl
@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from testbed import owned
 from testbed.lab import cgroups
+from testbed.machine import owned
 
 
 class LabError(Exception):

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from testbed.impairment import bdp_bytes
 from testbed.links.shaping import gso_cap_bytes
-from testbed.netns import netlink_in, network_namespace_of
-from testbed.topology.plan import RoutePlan, WanPlan
+from testbed.machine.linux import netlink_in, network_namespace_of
+from testbed.model.impairment import bdp_bytes
+from testbed.model.plan import RoutePlan, WanPlan
 
 MIN_TCP_BUFFER = 64 * 1024 * 1024  # room for a link that `wan set` makes faster or longer; the kernel grows into it
 MAX_TCP_BUFFER = 2**31 - 1  # tcp_rmem and tcp_wmem are ints

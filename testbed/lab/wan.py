@@ -1,7 +1,7 @@
 """Changing WAN links while a lab runs: `wan show`, `wan set` and `wan reset`, as the supervisor answers them.
 
 Owns what each direction is asked to do now, beside what the file asked. A change names some values and keeps the
-rest (testbed.congestion.link_values); it is checked as a whole before any direction changes.
+rest (testbed.topology.timeline.link_values); it is checked as a whole before any direction changes.
 """
 
 import threading
@@ -12,13 +12,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from testbed.congestion.link_values import apply_change, change_of
-from testbed.congestion.timeline import Change
-from testbed.impairment import Impairment
 from testbed.lab.messages import Changes, LinkChange, LinkState
-from testbed.links.base import DIRECTIONS, Direction, LinkCounters, LinkError, WanLink
+from testbed.links.base import LinkCounters, LinkError, WanLink
+from testbed.model.direction import DIRECTIONS, Direction
+from testbed.model.impairment import Impairment
+from testbed.model.plan import LabPlan, WanPlan
+from testbed.model.timeline import Change
 from testbed.topology import schema
-from testbed.topology.plan import LabPlan, WanPlan
+from testbed.topology.timeline.link_values import apply_change, change_of
 
 # What a change may name, as the topology file spells it; "none" takes a value away.
 SETTABLE = ("rate", "delay", "jitter", "loss", "duplicate", "corrupt", "reorder", "queue")

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from testbed.impairment import Impairment
 from testbed.links.base import WanEnd, WanLink
-from testbed.topology.plan import WanPlan
+from testbed.model.impairment import Impairment
+from testbed.model.plan import WanPlan
 
 
 def refusal(driver: str, impairment: Impairment, mtu: int) -> str | None:

@@ -7,8 +7,8 @@ from ipaddress import IPv4Interface
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
-from testbed.impairment import Impairment
-from testbed.topology.plan import WanPlan
+from testbed.model.impairment import Impairment
+from testbed.model.plan import WanPlan
 
 Direction = Literal["forward", "backward"]
 DIRECTIONS: tuple[Direction, Direction] = ("forward", "backward")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import cache
 from statistics import NormalDist, fmean
 
-from testbed.impairment import Distribution
+from testbed.model.impairment import Distribution
 
 _CUT = 4.0
 _PARETO_MEAN, _PARETO_STD = 1.5, 0.75**0.5

@@ -20,15 +20,16 @@ from typing import Any, TypeVar
 import psutil
 from pyroute2.netlink.exceptions import NetlinkError
 
-from testbed.impairment import Impairment
 from testbed.links import qdisc, segment
-from testbed.links.base import DIRECTIONS, Direction, LinkCounters, LinkError, WanEnd, WanLink
+from testbed.links.base import LinkCounters, LinkError, WanEnd, WanLink
 from testbed.links.netem_drops import Drops
 from testbed.links.ordering import keep_flows_in_order
 from testbed.links.shaping import TIMER_LATENESS_NS, Shape, refuse_beyond_memory, shape, wide_open
 from testbed.links.tc_messages import open_netlink
 from testbed.links.wander import Wanderer
-from testbed.topology.plan import WanPlan
+from testbed.model.direction import DIRECTIONS, Direction
+from testbed.model.impairment import Impairment
+from testbed.model.plan import WanPlan
 
 Done = TypeVar("Done")
 

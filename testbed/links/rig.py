@@ -13,10 +13,10 @@ from ipaddress import IPv4Interface
 from pathlib import Path
 from typing import Any
 
-from testbed.impairment import Impairment
 from testbed.links.base import WanEnd, WanLink
-from testbed.netns import netlink_in, network_namespace_of
-from testbed.topology.plan import WanPlan
+from testbed.machine.linux import netlink_in, network_namespace_of
+from testbed.model.impairment import Impairment
+from testbed.model.plan import WanPlan
 
 HOST_A, HOST_B = "10.91.0.2", "10.92.0.2"
 _ROUTER_A, _ROUTER_B = "10.91.0.1", "10.92.0.1"

@@ -7,9 +7,10 @@ good); knows no impairment. The bridge is invisible to the routers, which see on
 from pathlib import Path
 from typing import Any
 
-from testbed.links.base import Direction, WanEnd
+from testbed.links.base import WanEnd
 from testbed.links.tc_messages import open_netlink
-from testbed.netns import network_namespace_of
+from testbed.machine.linux import network_namespace_of
+from testbed.model.direction import Direction
 
 BRIDGE = "wan"
 # The port at which a direction leaves the node.

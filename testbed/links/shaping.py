@@ -13,8 +13,15 @@ and the tokens that it has left are one sum: the buffer is tbf's limit and its b
 
 from dataclasses import dataclass, replace
 
-from testbed.impairment import NS_PER_S, SMALLEST_PACKET_BYTES, BernoulliLoss, GilbertElliottLoss, Impairment, Loss
 from testbed.links.qdisc import ETHERNET_HEADER_BYTES, PROBABILITY_ONE, U32_MAX, GilbertElliott, Netem, Tbf
+from testbed.model.impairment import (
+    NS_PER_S,
+    SMALLEST_PACKET_BYTES,
+    BernoulliLoss,
+    GilbertElliottLoss,
+    Impairment,
+    Loss,
+)
 
 # A timer may fire this late before the tokens of the meantime are lost. 0.1 ms is usual on a real machine.
 TIMER_LATENESS_NS = 1_000_000

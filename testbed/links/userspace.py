@@ -1,7 +1,7 @@
 """The userspace WAN driver: two TUN devices joined by a relay process, for kernels without netem.
 
 Owns making, moving and addressing the devices, starting and ending the relay, and the memory it may hold.
-What happens to a packet is `testbed.links.relay`'s; this file never sees one.
+What happens to a packet is `testbed.links.emulator`'s; this file never sees one.
 """
 
 import contextlib
@@ -17,12 +17,13 @@ from typing import Any
 
 from pyroute2.netlink.exceptions import NetlinkError
 
-from testbed.impairment import Impairment
-from testbed.links.base import DIRECTIONS, Direction, LinkCounters, LinkError, WanEnd, WanLink
-from testbed.links.relay.memory import MemoryLimitError, available_bytes, line_limit_bytes
-from testbed.links.relay.tun import open_tun
-from testbed.netns import netlink_in, network_namespace_of
-from testbed.topology.plan import WanPlan
+from testbed.links.base import LinkCounters, LinkError, WanEnd, WanLink
+from testbed.links.emulator.memory import MemoryLimitError, available_bytes, line_limit_bytes
+from testbed.links.emulator.tun import open_tun
+from testbed.machine.linux import netlink_in, network_namespace_of
+from testbed.model.direction import DIRECTIONS, Direction
+from testbed.model.impairment import Impairment
+from testbed.model.plan import WanPlan
 
 # A TUN drops silently beyond this many packets. 0.2 s of MTU packets at 1 Gbit/s: what the kernel's throttling
 # of a busy real-time thread (50 ms a second) can let wait.
@@ -206,7 +207,7 @@ class UserspaceLink(WanLink):
         descriptors = [*tuns, theirs.fileno()]
         with theirs, self.log_path.open("ab") as log, network_namespace_of(self.node_pid):
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "testbed.links.relay", *map(str, descriptors)],
+                [sys.executable, "-P", "-m", "testbed.links.emulator", *map(str, descriptors)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

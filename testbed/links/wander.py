@@ -12,10 +12,10 @@ import threading
 import time
 from random import Random
 
-from testbed.impairment import NS_PER_S, Impairment
 from testbed.links import qdisc
-from testbed.links.relay.jitter import JitterProcess
-from testbed.netns import network_namespace_of
+from testbed.links.emulator.jitter import JitterProcess
+from testbed.machine.linux import network_namespace_of
+from testbed.model.impairment import NS_PER_S, Impairment
 
 # A ramp is climbed in steps of a tenth of a standard deviation (its slope is one half), but not more often than this.
 STEP_DEVIATIONS = 0.2

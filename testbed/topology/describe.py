@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
-from testbed.congestion.describe import describe_timeline
-from testbed.impairment import BernoulliLoss, Impairment
-from testbed.topology.plan import DatacenterPlan, HostPlan, LabPlan, RoutePlan, ScalePlan, WanPlan
-from testbed.units import format_percent, short_duration, short_percent, short_rate, short_size
+from testbed.model.impairment import BernoulliLoss, Impairment
+from testbed.model.plan import DatacenterPlan, HostPlan, LabPlan, RoutePlan, ScalePlan, WanPlan
+from testbed.model.units import format_percent, short_duration, short_percent, short_rate, short_size
+from testbed.topology.timeline.describe import describe_timeline
 
 
 def describe(plan: LabPlan) -> list[str]:

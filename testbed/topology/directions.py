@@ -7,8 +7,8 @@ came from) and by `resolve`. Values that could not be read stay UNREADABLE.
 from dataclasses import dataclass
 from typing import Any
 
-from testbed.impairment import BernoulliLoss, CoDel, GilbertElliottLoss, Impairment, Jitter, Loss, bdp_bytes
-from testbed.links.base import Direction as DirectionName
+from testbed.model.direction import Direction as DirectionName
+from testbed.model.impairment import BernoulliLoss, CoDel, GilbertElliottLoss, Impairment, Jitter, Loss, bdp_bytes
 from testbed.topology.problems import Path
 from testbed.topology.salvage import readable
 from testbed.topology.schema import Direction, GilbertElliott, Queue, Wan

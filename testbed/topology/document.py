@@ -12,9 +12,9 @@ from typing import Any
 
 import yaml
 
+from testbed.model.units import printable, quote
 from testbed.topology.nodes import Mark, NodeBuilder, Refused, Unfolder
 from testbed.topology.problems import Path, Problem, TopologyErrors, dotted
-from testbed.units import printable, quote
 
 _LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")  # YAML's, so that marks and lines agree
 

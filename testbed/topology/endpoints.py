@@ -7,9 +7,9 @@ import re
 from ipaddress import IPv4Address, IPv4Network, IPv6Address
 from typing import Annotated, Any
 
+from testbed.model.plan import Publish
+from testbed.model.units import quote
 from testbed.topology.fields import Reads, text_of
-from testbed.topology.plan import Publish
-from testbed.units import quote
 
 MAX_PORT = 65535
 LOOPBACK = "127.0.0.1"

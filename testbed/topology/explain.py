@@ -11,11 +11,11 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from testbed.model.units import quote
 from testbed.topology.document import Document
 from testbed.topology.problems import Path, Problem
 from testbed.topology.salvage import hints, section_at, sections_of
 from testbed.topology.schema import Section, TopologyFile
-from testbed.units import quote
 
 # What other tools call it.
 SYNONYMS = {

@@ -12,8 +12,7 @@ from typing import Annotated, Any
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-from testbed.topology.names import ACCEPTED, NAME_PATTERN, check_host_name, check_name
-from testbed.units import (
+from testbed.model.units import (
     DURATION,
     PERCENT_ACCEPTED,
     PERCENT_PATTERN,
@@ -24,6 +23,7 @@ from testbed.units import (
     parse_percent,
     quote,
 )
+from testbed.topology.names import ACCEPTED, NAME_PATTERN, check_host_name, check_name
 
 _INTEGER = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 _DECIMAL = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?", re.ASCII)

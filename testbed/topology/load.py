@@ -7,20 +7,20 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from testbed.congestion.compile import compile_timeline
-from testbed.congestion.link_values import links_of_file
+from testbed.model.plan import LabPlan
 from testbed.topology.checks import run_checks
 from testbed.topology.checks.memory import machine_memory_bytes
 from testbed.topology.document import Document, parse_yaml
 from testbed.topology.explain import explain
 from testbed.topology.files import read_text
 from testbed.topology.names import MAX_NAME, InvalidName, check_name
-from testbed.topology.plan import LabPlan
 from testbed.topology.problems import Problem, TopologyErrors
 from testbed.topology.resolve import resolve
 from testbed.topology.salvage import salvage
 from testbed.topology.scaling import scaled
 from testbed.topology.schema import TopologyFile
+from testbed.topology.timeline.compile import compile_timeline
+from testbed.topology.timeline.link_values import links_of_file
 
 # What is between them grows with the square: routes, overlaps of subnets, links on the same path.
 MOST_ENTRIES = {"datacenters": 200, "wan": 1000, "profiles": 200, "congestion": 3000}

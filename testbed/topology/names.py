@@ -8,7 +8,7 @@ do. Interface names are derived elsewhere.
 import re
 import socket
 
-from testbed.units import printable, quote
+from testbed.model.units import printable, quote
 
 MAX_NAME = 63  # a label of a host name (RFC 1035); Python's resolver refuses longer ones
 ACCEPTED = f"at most {MAX_NAME} letters, digits and . _ - : @ +"

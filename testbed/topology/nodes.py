@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
+from testbed.model.units import quote
 from testbed.topology.problems import Path
-from testbed.units import quote
 
 MAX_VALUES = 25_000  # also after aliases are unfolded; a lab of 1,000 hosts has about 10,000
 MAX_DEPTH = 24

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from testbed.units import quote
+from testbed.model.units import quote
 
 Path = tuple[str | int, ...]
 MOST_SHOWN = 100  # mistakes of one file, to people

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from testbed.scale import Scale
+from testbed.model.scale import Scale
 from testbed.topology.speeds import Profile, Share
 
 NATIVE = "native"

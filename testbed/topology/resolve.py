@@ -7,11 +7,11 @@ from ipaddress import IPv4Interface
 from pathlib import Path
 from typing import Any
 
-from testbed.links.base import DIRECTIONS
+from testbed.model.direction import DIRECTIONS
+from testbed.model.plan import DatacenterPlan, HostPlan, LabPlan, ScalePlan, WanPlan
 from testbed.topology.addresses import assign_hosts, router_address, wan_addresses
 from testbed.topology.checks.names import wan_name
 from testbed.topology.directions import effective, impairment, rtt_ns
-from testbed.topology.plan import DatacenterPlan, HostPlan, LabPlan, ScalePlan, WanPlan
 from testbed.topology.profiles import NATIVE, pace_of, speeds_of
 from testbed.topology.routes import routes
 from testbed.topology.scaling import scale_of

@@ -8,7 +8,7 @@ fixed preference between links; with that, the cheapest path is unique.
 import heapq
 from collections.abc import Mapping, Sequence
 
-from testbed.topology.plan import RoutePlan, WanPlan
+from testbed.model.plan import RoutePlan, WanPlan
 
 # Total cost, number of links, and a sum of 2^index that no other set of links has.
 Weight = tuple[int, int, int]

@@ -1,15 +1,16 @@
 """A topology file as its lab needs it: with `scale:` every value is the deployment's, and here becomes the lab's. Pure.
 
-Owns which values scale, and how (`testbed.scale` has the arithmetic): rates, also fabrics', with bytes and time, delays
-and times with time, buffers with bytes; cache blocks, and what else counts prompt tokens. Values keep their places in
-the file, so that the checks that follow speak of the right lines.
+Owns which values scale, and how (the arithmetic is in `testbed.model.scale`): rates, also fabrics', with bytes and
+time, delays and times with time, buffers with bytes; cache blocks, and what else counts prompt tokens. Values keep
+their places in the file, so that the checks that follow speak of the right lines.
 """
 
 from collections.abc import Iterator
 from typing import Any, get_args
 
-from testbed.links.base import DIRECTIONS
-from testbed.scale import Scale
+from testbed.model.direction import DIRECTIONS
+from testbed.model.scale import Scale
+from testbed.model.units import DURATION, RATE, SIZE, Quantity, short_rate
 from testbed.topology.checks.finding import Finding
 from testbed.topology.directions import effective, rtt_ns
 from testbed.topology.fields import MIN_RATE_BPS, Reads
@@ -18,7 +19,6 @@ from testbed.topology.salvage import hints, readable
 from testbed.topology.schema import Serving, TopologyFile
 from testbed.topology.section import Section
 from testbed.topology.speeds import ScaleSection
-from testbed.units import DURATION, RATE, SIZE, Quantity, short_rate
 
 FEWEST_PACKETS = 10
 """In a bandwidth-delay product: with fewer TCP sends packet by packet, whatever the deployment's does."""

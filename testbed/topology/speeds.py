@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from testbed.model.units import DURATION, quote
 from testbed.topology.fields import Duration, Factor, Name, Reads, Size, quantity, text_of, whole
 from testbed.topology.section import Section
-from testbed.units import DURATION, quote
 
 _NUMBER = r"[0-9]{1,12}(\.[0-9]{1,6})?"
 MOST_TIMES = 1000  # as fast as another profile: 100000%

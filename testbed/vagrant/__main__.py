@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from testbed import owned
+from testbed.machine import owned
 from testbed.vagrant import machine, sandbox
 from testbed.vagrant.machine import VagrantError
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from testbed import owned
+from testbed.machine import owned
 from testbed.vagrant.machine import VagrantError
 from testbed.vm.image import MANIFEST, digests
 

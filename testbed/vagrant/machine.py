@@ -10,7 +10,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from testbed.vm.tools import find_tool
+from testbed.machine.programs import find_tool
 
 # program -> Debian package; libvirt's daemon alone: its system-wide service is not needed
 TOOLS = {

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from testbed import owned
+from testbed.machine import owned
 from testbed.vagrant import box, checks, machine, sandbox
 from testbed.vagrant.checks import Times
 from testbed.vagrant.machine import VagrantError

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from testbed import interpreter, owned
+from testbed.machine import owned
+from testbed.machine import programs as interpreter
 from testbed.vagrant.machine import NAME, Guest, choose_user
 from workers.linux import die_with_parent
 

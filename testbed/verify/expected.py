@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from random import Random
 from statistics import fmean, pstdev, stdev
 
-from testbed.impairment import Impairment
-from testbed.links.relay.jitter import JitterProcess, period_ns
+from testbed.links.emulator.jitter import JitterProcess, period_ns
+from testbed.model.impairment import Impairment
 
 OBSERVATIONS = 300
 DEVIATIONS = 4.5  # of the observations' own spread: one honest figure of 100,000 lies outside, were they normal

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from testbed.impairment import Impairment
+from testbed.model.impairment import Impairment
 from testbed.verify import measure
 from testbed.verify.judge import Verdict
 from testbed.verify.measure import TCP_HEADERS, Ends

@@ -9,8 +9,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from testbed.impairment import Impairment, bdp_bytes
-from testbed.links.base import DIRECTIONS, Direction
+from testbed.model.direction import DIRECTIONS, Direction
+from testbed.model.impairment import Impairment, bdp_bytes
 from testbed.verify import expected, judge, measure, shares
 from testbed.verify.judge import Verdict
 from testbed.verify.measure import TCP_HEADERS, Ends, Probes

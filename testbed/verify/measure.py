@@ -13,8 +13,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 
-from testbed.impairment import Impairment
-from testbed.netns import network_namespace_of
+from testbed.machine.linux import network_namespace_of
+from testbed.model.impairment import Impairment
 from testbed.verify.stamps import SMALLEST_PROBE, Arrival, ProbePath
 
 TCP_HEADERS = 52  # IPv4 20, TCP 20, timestamps 12

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from testbed.impairment import Impairment
+from testbed.model.impairment import Impairment
 from testbed.verify import judge, measure
 from testbed.verify.judge import Verdict
 from testbed.verify.measure import Ends

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from testbed.impairment import GilbertElliottLoss, Impairment
+from testbed.model.impairment import GilbertElliottLoss, Impairment
 from testbed.verify import judge
 from testbed.verify.judge import Verdict
 from testbed.verify.measure import Probes

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from testbed.units import short_duration, short_percent, short_rate, short_size
+from testbed.model.units import short_duration, short_percent, short_rate, short_size
 
 UNTOLD = ("duplicates", "corruption", "reordering", "lateness", "lateness (verify)")
 

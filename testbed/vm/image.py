@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from testbed import owned
+from testbed.machine import owned
 from testbed.vm import kernel, tools
 from testbed.vm.tools import VmError
 

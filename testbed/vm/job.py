@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from testbed import owned
+from testbed.machine import owned
 
 KIND = "VM job"
 SESSION_SCRIPT = Path(__file__).parent / "guest" / "session.sh"

@@ -14,7 +14,8 @@ import subprocess
 import tarfile
 from pathlib import Path, PurePosixPath
 
-from testbed.vm.tools import VmError, find_tool
+from testbed.machine.programs import find_tool
+from testbed.vm.tools import VmError
 
 META_PACKAGES = ("linux-image-amd64", "linux-image-generic")  # Debian, Ubuntu
 # A VM without devices needs no drivers but the virtual ones: 4,000 modules of 290 MB become 1,000 of 40 MB.

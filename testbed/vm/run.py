@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
+from testbed.machine import programs
 from testbed.vm import tools
 from testbed.vm.image import VmImage, in_use
 from testbed.vm.job import VmJob, copy_output, job_directory
@@ -103,7 +104,7 @@ def run(
 
 
 def _run_in(job: VmJob, image: VmImage, directory: Path, nonce: bytes, targets: tuple[int, int]) -> VmResult:
-    qemu = tools.find_tool("qemu-system-x86_64") or "qemu-system-x86_64"
+    qemu = programs.find_tool("qemu-system-x86_64") or "qemu-system-x86_64"
     deadline = time.monotonic() + job.timeout_s
     with ExitStack() as stack:
         pairs = [socket.socketpair() for _ in targets]

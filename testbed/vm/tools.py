@@ -1,25 +1,17 @@
 """Programs of this machine that the VM needs, and the Debian packages that bring them."""
 
 import platform
-import shutil
 from pathlib import Path
+
+from testbed.machine.programs import find_tool
 
 # program -> Debian/Ubuntu package. Two lists: building the image needs more than running it.
 RUN_TOOLS = {"qemu-system-x86_64": "qemu-system-x86", "bash": "bash", "ip": "iproute2", "modprobe": "kmod"}
 BUILD_TOOLS = {"apt-get": "apt", "apt-cache": "apt", "dpkg-deb": "dpkg", "depmod": "kmod"}
-SBIN = ("/usr/sbin", "/sbin")  # not on every user's PATH, though the programs run without root
 
 
 class VmError(Exception):
     """The VM cannot be built or started; the message says what is missing and what to do next."""
-
-
-def find_tool(name: str) -> str | None:
-    """Absolute path of a program, also when it lives in sbin and PATH lacks that."""
-    found = shutil.which(name)
-    if found is None:
-        found = next((f"{directory}/{name}" for directory in SBIN if Path(directory, name).exists()), None)
-    return found
 
 
 def missing_packages(tools: dict[str, str]) -> list[str]:

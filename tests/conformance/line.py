@@ -15,13 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-from testbed.impairment import Impairment
 from testbed.links import make_link
-from testbed.links.base import DIRECTIONS
 from testbed.links.ordering import keep_flows_in_order
 from testbed.links.rig import HOST_B, rig
 from testbed.links.shaping import gso_cap_bytes
 from testbed.links.tc_messages import open_netlink
+from testbed.model.direction import DIRECTIONS
+from testbed.model.impairment import Impairment
 
 CLEAR = Impairment()
 MTU = 1500

@@ -13,8 +13,8 @@ from itertools import groupby
 import pytest
 from line import Line
 
-from testbed.impairment import BernoulliLoss, Distribution, GilbertElliottLoss, Impairment, Jitter
 from testbed.links.distributions import quantiles
+from testbed.model.impairment import BernoulliLoss, Distribution, GilbertElliottLoss, Impairment, Jitter
 
 MS = 1_000_000
 Record = Callable[[str, object], None]

@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 from line import MTU, SLACK_MS, Line
 
-from testbed.impairment import BernoulliLoss, GilbertElliottLoss, Impairment, Jitter
-from testbed.links import refusal
 from testbed.links.base import LinkError
 from testbed.links.rig import HOST_B
+from testbed.model.drivers import refusal
+from testbed.model.impairment import BernoulliLoss, GilbertElliottLoss, Impairment, Jitter
 
 MS = 1_000_000
 UDP_HEADERS = 28

@@ -13,7 +13,7 @@ import pytest
 from experiments.chip_bias.experiment import DECODE_SPEED, PREFILL_SHARE, TOPOLOGY, ChipBias
 from experiments.chip_bias.runs import AT_ONCE, CHIPS, decoded, prefilled
 from experiments.framework.base import Options, Part, PartResult
-from testbed.scale import Scale
+from testbed.model.scale import Scale
 from testbed.topology.load import plan_from_text
 from testbed.topology.overlay import laid_over
 from tests.conftest import ROOT

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from line import Line
 
-from testbed.impairment import Impairment, Jitter
 from testbed.links.rig import HOST_A, HOST_B
+from testbed.model.impairment import Impairment, Jitter
 from testbed.verify.link import Target, floor_ns, verify_link
 
 MS = 1_000_000

@@ -9,8 +9,8 @@ import time
 import pytest
 from line import Line
 
-from testbed.impairment import BernoulliLoss, GilbertElliottLoss, Impairment, Jitter
 from testbed.links.base import LinkError
+from testbed.model.impairment import BernoulliLoss, GilbertElliottLoss, Impairment, Jitter
 
 MS = 1_000_000
 

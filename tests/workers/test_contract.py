@@ -18,13 +18,13 @@ from msgspec import Struct, inspect
 from pydantic import TypeAdapter, ValidationError
 
 from testbed.lab.environment import host_environment
+from testbed.model.plan import HostPlan, LabPlan
+from testbed.model.units import DURATION, RATE, SIZE
 from testbed.topology import TopologyErrors, schema, speeds
 from testbed.topology.fields import Reads
 from testbed.topology.load import plan_from_text
-from testbed.topology.plan import HostPlan, LabPlan
 from testbed.topology.resolve import API_LIMITS
 from testbed.topology.section import Section
-from testbed.units import DURATION, RATE, SIZE
 from workers.environment import EnvironmentProblem, KvPool, Serving, Speculative, read_environment
 from workers.gateway.limits import ApiLimits
 from workers.models import ModelSpec

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from testbed.congestion.timeline import CrossTraffic
 from testbed.congestion.traffic.pacing import burst_seed
-from testbed.netns import network_namespace_of
+from testbed.machine.linux import network_namespace_of
+from testbed.model.timeline import CrossTraffic
 
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 READY_PATIENCE_S = 20.0

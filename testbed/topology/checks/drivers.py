@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from testbed.impairment import Impairment
-from testbed.links import refusal
-from testbed.links.base import DIRECTIONS
+from testbed.model.direction import DIRECTIONS
+from testbed.model.drivers import refusal
+from testbed.model.impairment import Impairment
 from testbed.topology.checks.finding import Finding
 from testbed.topology.directions import Effective, effective, impairment, rtt_ns
 from testbed.topology.problems import Path

@@ -3,12 +3,12 @@
 import re
 from collections.abc import Iterator
 
+from testbed.model.units import quote
 from testbed.topology.checks.finding import Finding
 from testbed.topology.fields import SETTABLE
 from testbed.topology.problems import Path
 from testbed.topology.salvage import readable
 from testbed.topology.schema import Host, TopologyFile
-from testbed.units import quote
 
 # Linux: BR_MAX_PORTS with port 0 reserved (net/bridge/br_if.c). Open vSwitch: DP_MAX_PORTS with the bridge's own port.
 SWITCH_PORTS = {"linux-bridge": 1023, "ovs": 65_279}

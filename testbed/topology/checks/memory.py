@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from pathlib import Path as FilePath
 
-from testbed.links.base import DIRECTIONS
+from testbed.model.direction import DIRECTIONS
+from testbed.model.units import short_duration, short_rate, short_size
 from testbed.topology.checks.finding import Finding
 from testbed.topology.directions import effective, impairment, rtt_ns
 from testbed.topology.salvage import readable
 from testbed.topology.schema import TopologyFile, Wan
-from testbed.units import short_duration, short_rate, short_size
 
 # Of all memory; the rest is for workers, their KV and the page cache. A packet in the kernel takes about
 # twice its bytes (skb truesize), so links at the limit take half of the memory.

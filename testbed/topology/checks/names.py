@@ -5,12 +5,12 @@ Hosts share their names with all of these: `pddbed exec` takes any of them, /etc
 
 from collections.abc import Iterator
 
+from testbed.model.units import quote
 from testbed.topology.checks.finding import Finding
 from testbed.topology.names import lookup_key
 from testbed.topology.problems import Path, dotted
 from testbed.topology.salvage import readable
 from testbed.topology.schema import TopologyFile
-from testbed.units import quote
 
 
 def check_names(file: TopologyFile) -> Iterator[Finding]:

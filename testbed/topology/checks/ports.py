@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
+from testbed.model.plan import Publish
 from testbed.topology.checks.finding import Finding
 from testbed.topology.checks.hosts import hosts_of
-from testbed.topology.plan import Publish
 from testbed.topology.problems import Path, dotted
 from testbed.topology.salvage import readable
 from testbed.topology.schema import TopologyFile

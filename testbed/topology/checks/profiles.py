@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from testbed.model.units import quote
 from testbed.topology.checks.finding import Finding
 from testbed.topology.checks.hosts import hosts_of
 from testbed.topology.explain import did_you_mean
@@ -10,7 +11,6 @@ from testbed.topology.profiles import NATIVE
 from testbed.topology.salvage import readable
 from testbed.topology.schema import TopologyFile
 from testbed.topology.speeds import Profile, Share
-from testbed.units import quote
 
 
 def check_profiles(file: TopologyFile) -> Iterator[Finding]:

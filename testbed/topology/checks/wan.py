@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 
-from testbed.links.base import DIRECTIONS
+from testbed.model.direction import DIRECTIONS
+from testbed.model.units import quote, short_rate
 from testbed.topology.checks.finding import Finding
 from testbed.topology.directions import Effective, effective, loss_of, queue_bytes, rtt_ns
 from testbed.topology.explain import did_you_mean
 from testbed.topology.problems import Path
 from testbed.topology.salvage import readable
 from testbed.topology.schema import TopologyFile, Wan
-from testbed.units import quote, short_rate
 
 
 def check_wan(file: TopologyFile) -> Iterator[Finding]:

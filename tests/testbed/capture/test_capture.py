@@ -228,7 +228,7 @@ def _check_dead_link(lab: Lab, start_capture: Any, file: Path) -> None:
     capture = start_capture(lab.name, "wan0", "-w", str(file))
     _ping(lab)
     capture.until_recorded(file, 1500)
-    killed = lab.exec("wan0", "sh", "-c", "kill -9 $(pgrep -f '[t]estbed.links.relay')")
+    killed = lab.exec("wan0", "sh", "-c", "kill -9 $(pgrep -f '[t]estbed.links.emulator')")
     assert killed.returncode == 0, killed.stderr
     result = capture.result()
     assert result.returncode == 1

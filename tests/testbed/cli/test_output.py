@@ -18,7 +18,7 @@ from rich.table import Table
 
 from testbed.cli.console import Console
 from testbed.cli.output import harmless, json_text
-from testbed.units import told_apart
+from testbed.model.units import told_apart
 from tests.conftest import ROOT, run_pddbed
 
 MAIN = [sys.executable, "-c", "from testbed.cli import main; main(prog_name='pddbed')"]

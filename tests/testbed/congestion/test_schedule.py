@@ -16,9 +16,9 @@ from testbed.congestion.schedule import (
     ServingEvent,
     moves,
 )
-from testbed.congestion.timeline import EACH, Change, Event, Outage, Ramp, Replay, Timeline, Trigger
-from testbed.congestion.traces.read import read_trace
-from tests.testbed.congestion.timelines import FIXTURES, MS, SECOND, events, timeline, timelines
+from testbed.model.timeline import EACH, Change, Event, Outage, Ramp, Replay, Timeline, Trigger
+from testbed.topology.traces.read import read_trace
+from tests.testbed.topology.timeline.timelines import FIXTURES, MS, SECOND, events, timeline, timelines
 
 END = 100 * SECOND
 

@@ -20,7 +20,7 @@ from testbed.lab.messages import WanPlaying, WanReset, WanSet, WanShow, WanStop
 from testbed.lab.record import find_record
 from tests.conftest import run_pddbed
 from tests.testbed.congestion.probes import probe
-from tests.testbed.congestion.timelines import MBIT, MS, SECOND
+from tests.testbed.topology.timeline.timelines import MBIT, MS, SECOND
 from workers.events import Teller
 
 pytestmark = [pytest.mark.root, pytest.mark.quiet]

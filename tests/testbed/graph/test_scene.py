@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from testbed.graph.scene import SceneError, scene
+from testbed.model.plan import LabPlan
 from testbed.topology.load import plan_from_text
-from testbed.topology.plan import LabPlan
 
 TEXT = """
 name: file

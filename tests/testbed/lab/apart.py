@@ -6,7 +6,7 @@ A program in it can neither see nor signal what runs outside, whatever it does.
 import subprocess
 import sys
 
-from testbed.interpreter import environment
+from testbed.machine.programs import environment
 from tests.conftest import ROOT
 
 ENTER = 'mount --make-rprivate /; mount -t tmpfs none /run; exec "$@"'

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from testbed.congestion.control import ChangeLog
-from testbed.lab.log_limit import cut_logs
 from testbed.lab.troubles import KINDS, ROW_WORDS, Troubles, trouble_words
+from testbed.supervisor.log_limit import cut_logs
 from tests.testbed.lab.apart import run_apart
 from workers import linefile
 

@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from testbed.impairment import Jitter
 from testbed.lab import link_table
+from testbed.model.impairment import Jitter
 from testbed.topology import load_plan
 from tests.conftest import ROOT, Lab, run_pddbed
 from workers.wire import link_table as reading

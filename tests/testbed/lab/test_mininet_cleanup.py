@@ -77,7 +77,7 @@ def told(words):
 
 os.kill(processes(b"pddbed-node:d0h1")[0], signal.SIGKILL)
 told("p0 is gone")
-os.kill(processes(b"testbed.links.relay")[0], signal.SIGKILL)
+os.kill(processes(b"testbed.links.emulator")[0], signal.SIGKILL)
 told("wan wan0 is broken")
 for pid in processes(b"torn"):
     if Path(f"/proc/{pid}/comm").read_text() == "pddbed-lab\\n":

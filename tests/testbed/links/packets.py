@@ -3,7 +3,7 @@
 import ipaddress
 import struct
 
-from testbed.links.relay.packet import VNET
+from testbed.links.emulator.packet import VNET
 
 FIN, SYN, PSH, ACK, CWR = 0x01, 0x02, 0x08, 0x10, 0x80
 

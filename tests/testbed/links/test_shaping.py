@@ -7,16 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.impairment import (
-    SMALLEST_PACKET_BYTES,
-    BernoulliLoss,
-    CoDel,
-    GilbertElliottLoss,
-    Impairment,
-    Jitter,
-)
 from testbed.links.qdisc import CELLS, PROBABILITY_ONE, U32_MAX, size_table
 from testbed.links.shaping import fraction, gso_cap_bytes, refuse_beyond_memory, shape
+from testbed.model.impairment import SMALLEST_PACKET_BYTES, BernoulliLoss, CoDel, GilbertElliottLoss, Impairment, Jitter
 
 MS = 1_000_000
 GB = 10**9

@@ -18,12 +18,12 @@ from typing import Any
 
 import pytest
 
-from testbed.impairment import BernoulliLoss, CoDel, GilbertElliottLoss, Impairment, Jitter
 from testbed.links.base import LinkError, WanEnd
 from testbed.links.rig import HOST_B, WAN_A, WAN_B, Rig, namespace, rig
 from testbed.links.userspace import TXQUEUELEN, UserspaceLink
-from testbed.netns import network_namespace_of
-from testbed.topology.plan import WanPlan
+from testbed.machine.linux import network_namespace_of
+from testbed.model.impairment import BernoulliLoss, CoDel, GilbertElliottLoss, Impairment, Jitter
+from testbed.model.plan import WanPlan
 
 pytestmark = [pytest.mark.root, pytest.mark.quiet]
 
@@ -326,10 +326,10 @@ OWNER = """
 import json, sys, threading, time
 from ipaddress import IPv4Interface
 from pathlib import Path
-from testbed.impairment import BernoulliLoss, CoDel, GilbertElliottLoss, Impairment, Jitter
+from testbed.model.impairment import BernoulliLoss, CoDel, GilbertElliottLoss, Impairment, Jitter
 from testbed.links.base import WanEnd
 from testbed.links.userspace import UserspaceLink
-from testbed.topology.plan import WanPlan
+from testbed.model.plan import WanPlan
 a, b = IPv4Interface("172.31.9.0/31"), IPv4Interface("172.31.9.1/31")
 pid = int(sys.argv[1])
 link = UserspaceLink(WanPlan("w", "a", "b", a, b, Impairment(), Impairment()),

@@ -7,9 +7,9 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from testbed.impairment import GilbertElliottLoss
+from testbed.model.impairment import GilbertElliottLoss
+from testbed.model.plan import LabPlan
 from testbed.topology.load import plan_from_text
-from testbed.topology.plan import LabPlan
 from testbed.topology.problems import TopologyErrors
 from testbed.topology.salvage import hints, sections_of
 from testbed.topology.schema import Section, TopologyFile

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.impairment import BernoulliLoss, CoDel, GilbertElliottLoss, Jitter
+from testbed.model.impairment import BernoulliLoss, CoDel, GilbertElliottLoss, Jitter
+from testbed.model.plan import LabPlan, Publish, WanPlan
 from testbed.topology.addresses import WAN_RANGE, assign_hosts, capacity, wan_addresses
 from testbed.topology.document import parse_yaml
 from testbed.topology.load import lab_name, plan_from_text
-from testbed.topology.plan import LabPlan, Publish, WanPlan
 from testbed.topology.problems import TopologyErrors
 from testbed.topology.resolve import resolve
 from testbed.topology.schema import TopologyFile

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.impairment import Impairment
+from testbed.model.impairment import Impairment
+from testbed.model.plan import RoutePlan, WanPlan
 from testbed.topology.addresses import wan_addresses
-from testbed.topology.plan import RoutePlan, WanPlan
 from testbed.topology.routes import routes
 
 MS = 1_000_000

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from testbed.lab.environment import host_environment
-from testbed.scale import Scale
+from testbed.model.plan import LabPlan
+from testbed.model.scale import Scale
 from testbed.topology import TopologyErrors
 from testbed.topology.describe import describe, plan_as_dict
 from testbed.topology.load import plan_from_text
-from testbed.topology.plan import LabPlan
 
 MS = 1_000_000
 DEPLOYMENT = """

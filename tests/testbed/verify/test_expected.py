@@ -5,8 +5,8 @@ from statistics import fmean, pstdev
 
 import pytest
 
-from testbed.impairment import Impairment, Jitter
-from testbed.links.relay.jitter import JitterProcess
+from testbed.links.emulator.jitter import JitterProcess
+from testbed.model.impairment import Impairment, Jitter
 from testbed.verify.expected import Expected, probes_for, with_jitter
 
 MS = 1_000_000

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.impairment import Impairment
+from testbed.model.impairment import Impairment
 from testbed.verify.judge import (
     bootstrap_interval,
     judge_delay,

@@ -21,7 +21,7 @@ import pytest
 from testbed.lab.control import ask_lab
 from testbed.lab.messages import Faithful, R, Request, Status, Verify, WanReset, WanSet, WanShow
 from testbed.lab.record import find_record
-from testbed.netns import network_namespace_of
+from testbed.machine.linux import network_namespace_of
 from tests.conftest import run_pddbed
 from tests.testbed.verify.second_emulator import SecondEmulator
 
@@ -46,7 +46,7 @@ class LiedTo:
         inside = run_pddbed("exec", "-l", NAME, "gw0", "--", "readlink", "/proc/self/ns/pid").stdout.strip()
         pids = [int(path.name) for path in Path("/proc").glob("[0-9]*") if _link(path / "ns" / "pid") == inside]
         commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids}
-        self.relay = next(pid for pid, command in commands.items() if b"testbed.links.relay" in command)
+        self.relay = next(pid for pid, command in commands.items() if b"testbed.links.emulator" in command)
         nodes = {address: pid for pid in pids for address in _addresses(pid)}
         self.places = {
             "gw0": nodes["10.1.0.2"],

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from testbed.impairment import BernoulliLoss, Impairment, Jitter
 from testbed.links.rig import HOST_A, HOST_B, Rig, rig
 from testbed.links.userspace import UserspaceLink
+from testbed.model.impairment import BernoulliLoss, Impairment, Jitter
 from testbed.verify.link import Target, floor_ns, verify_link
 from tests.conftest import run_pddbed
 

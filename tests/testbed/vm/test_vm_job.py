@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from testbed import owned
+from testbed.machine import owned
 from testbed.vm.job import KIND, VmJob, copy_output, guest_environment, job_directory
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from testbed import owned
+from testbed.machine import owned
 from testbed.vm.image import VmImage
 from testbed.vm.job import KIND
 

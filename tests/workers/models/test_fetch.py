@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from testbed.cli.model import model
 from tests.conftest import ROOT
-from workers.cli.model import model
 from workers.models import ModelError, ModelSpec, load_model
 from workers.models.fetch import (
     FETCHABLE,
@@ -257,5 +257,5 @@ def test_the_commands_list_get_and_refuse(
 
 
 def test_the_catalogue_is_listed_without_waiting_for_torch() -> None:
-    code = "import sys, workers.cli.model; sys.exit('torch' in sys.modules)"
+    code = "import sys, testbed.cli.model; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

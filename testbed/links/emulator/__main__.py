@@ -1,0 +1,125 @@
+"""The relay process: `python -m testbed.links.emulator TUN_A TUN_B CONTROL`, three inherited descriptors.
+
+Owns what makes a Python process punctual: real-time priority, locked memory, no garbage collection, a heap
+that is not given back and faulted in again. The first control line is the start message (see `_start`).
+"""
+
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+from functools import partial
+from time import monotonic_ns
+from typing import Any
+
+from testbed.links.emulator.control import Control
+from testbed.links.emulator.lane import Lane
+from testbed.links.emulator.load import Load
+from testbed.links.emulator.loop import run
+from testbed.links.emulator.tun import write_frame
+from testbed.model.impairment import Impairment
+from workers import linux
+
+_FIFO_PRIORITY = 20
+
+
+def main() -> None:
+    tun_a, tun_b, control_fd = (_lowest(int(argument)) for argument in sys.argv[1:4])
+    sock = socket.socket(fileno=control_fd)
+    _die_with_parent()
+    realtime = _be_punctual()
+    start = _start(sock)
+    if start is None:
+        return
+    now = monotonic_ns()
+    lanes = {
+        name: Lane(
+            Impairment.from_dict(start[name]["impairment"]),
+            start[name]["line_limit_bytes"],
+            partial(write_frame, fd),
+            now,
+            seed=f"{start['seed']}/{start['name']}/{name}",
+        )
+        for name, fd in (("forward", tun_b), ("backward", tun_a))
+    }
+    load = Load(now)
+
+    def health() -> dict[str, Any]:
+        return {
+            "pid": os.getpid(),
+            "busy_last": round(load.busy_last, 4),
+            "busy_max": round(load.busy_max, 4),
+            "busy_max_measuring": round(load.busy_max_measuring, 4),
+            **realtime,
+        }
+
+    sock.setblocking(False)
+    control = Control(sock, lanes, load, health)
+    sock.sendall(json.dumps({"id": start["id"], "ok": True, **health()}).encode() + b"\n")
+    gc.collect()
+    gc.freeze()
+    gc.disable()  # nothing in the loop makes cycles
+    try:
+        run({tun_a: lanes["forward"], tun_b: lanes["backward"]}, control, load)
+    except OSError as error:
+        sys.exit(f"a TUN device of wan {start['name']} is gone: {error.strerror}")
+
+
+def _lowest(fd: int) -> int:
+    """The same file under the lowest free number: `select` ends at 1024, a busy lab's descriptors may not."""
+    copy = os.dup(fd)
+    os.close(fd)
+    return copy
+
+
+def _start(sock: socket.socket) -> dict[str, Any] | None:
+    """The start message: {"id", "name", "seed", "forward": {"impairment", "line_limit_bytes"}, "backward": ...}."""
+    line = sock.makefile("rb").readline()
+    return json.loads(line) if line else None
+
+
+def _die_with_parent() -> None:
+    """End with the process that started us, also where a forked copy of it still holds our control socket.
+
+    The kernel sends the signal when the parent *thread* ends; that alone is no reason to go.
+    """
+    parent = os.getppid()
+
+    def parent_thread_ended(_signal: int, _frame: object) -> None:
+        if os.getppid() != parent:
+            os._exit(0)
+
+    signal.signal(signal.SIGUSR1, parent_thread_ended)
+    linux.die_with_parent(signal.SIGUSR1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the lab's to handle
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def _be_punctual() -> dict[str, Any]:
+    """Ask the kernel for punctuality; what it refuses is reported, not fatal."""
+    linux.mallopt(linux.M_MMAP_THRESHOLD, 32 << 20)
+    linux.mallopt(linux.M_TRIM_THRESHOLD, 1 << 30)
+    linux.mallopt(linux.M_TOP_PAD, 1 << 20)
+    linux.set_timer_slack()
+    try:
+        linux.call("mlockall", linux.MCL_CURRENT | linux.MCL_FUTURE)
+        locked = True
+    except OSError:
+        locked = False
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_FIFO_PRIORITY))
+    except OSError as error:
+        refused = f"SCHED_FIFO refused: {error.strerror}"
+        try:
+            os.setpriority(os.PRIO_PROCESS, 0, -20)
+        except OSError:
+            refused += "; nice -20 refused too"
+        return {"realtime": False, "realtime_refused": refused, "memory_locked": locked}
+    return {"realtime": True, "realtime_refused": "", "memory_locked": locked}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""This machine: Linux calls, programs, directories of our own; imports nothing of this project."""

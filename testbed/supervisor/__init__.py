@@ -1,0 +1,1 @@
+"""Raising a lab, staying with it, answering for it, ending it."""

@@ -1,0 +1,1 @@
+"""Recorded traces, as they stand in files of several formats."""

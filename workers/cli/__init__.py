@@ -1,1 +1,0 @@
-"""The commands of `pddbed` that concern workers, one command or group a file."""
