@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from testbed.links.rig import HOST_B, Rig
-from testbed.machine.linux import network_namespace_of
+from testbed.machine.netns import network_namespace_of
 
 _CHUNK = bytes(1 << 20)
 _PORT = 7300

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 
 from testbed.links.rig import HOST_B, Rig
-from testbed.machine.linux import network_namespace_of
+from testbed.machine.netns import network_namespace_of
 
 _SO_RCVBUFFORCE = 33
 _SO_TIMESTAMPNS = 35

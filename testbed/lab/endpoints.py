@@ -14,7 +14,7 @@ from mininet.node import Node
 
 from testbed.lab import tuning
 from testbed.lab.network import HOST_IFNAME, Network
-from testbed.machine.linux import netlink_in
+from testbed.machine.netns import netlink_in
 from testbed.model.plan import LabPlan, RoutePlan, WanPlan
 
 FIRST_ADDRESS = IPv4Address("172.31.128.0")

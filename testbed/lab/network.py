@@ -22,7 +22,7 @@ from testbed.lab.nodes import Bridge, LabNode, VethLink
 from testbed.links import make_link, outage
 from testbed.links.base import WanEnd, WanLink
 from testbed.links.shaping import gso_cap_bytes
-from testbed.machine.linux import netlink_in
+from testbed.machine.netns import netlink_in
 from testbed.model.plan import DatacenterPlan, LabPlan, WanPlan
 
 HOST_IFNAME = ROUTER_IFNAME = "eth0"

@@ -11,7 +11,7 @@ from mininet.link import Intf, Link
 from mininet.moduledeps import pathCheck
 from mininet.node import Node, Switch
 
-from testbed.machine.linux import netlink_in
+from testbed.machine.netns import netlink_in
 
 MININETS_MARK, OWN_MARK = "mininet:", "pddbed-node:"
 

@@ -15,7 +15,7 @@ from typing import Any
 from mininet.node import Switch
 
 from testbed.links.base import LinkError
-from testbed.machine.linux import netlink_in
+from testbed.machine.netns import netlink_in
 from testbed.machine.programs import find_tool
 
 PROGRAMS = ("ovsdb-tool", "ovsdb-server", "ovs-vswitchd", "ovs-vsctl")

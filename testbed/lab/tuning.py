@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.links.shaping import gso_cap_bytes
-from testbed.machine.linux import netlink_in, network_namespace_of
+from testbed.machine.netns import netlink_in, network_namespace_of
 from testbed.model.impairment import bdp_bytes
 from testbed.model.plan import RoutePlan, WanPlan
 

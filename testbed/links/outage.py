@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from pyroute2.netlink.exceptions import NetlinkError
 
-from testbed.machine.linux import netlink_in, network_namespace_of
+from testbed.machine.netns import netlink_in, network_namespace_of
 
 _CLSACT_EGRESS = 0xFFFFFFF3
 _RTM_GETQDISC, _RTM_NEWTFILTER, _RTM_DELTFILTER, _NLMSG_ERROR, _NLMSG_DONE = 38, 44, 45, 2, 3

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.links.base import WanEnd, WanLink
-from testbed.machine.linux import netlink_in, network_namespace_of
+from testbed.machine.netns import netlink_in, network_namespace_of
 from testbed.model.impairment import Impairment
 from testbed.model.plan import WanPlan
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from testbed.links.base import WanEnd
 from testbed.links.tc_messages import open_netlink
-from testbed.machine.linux import network_namespace_of
+from testbed.machine.netns import network_namespace_of
 from testbed.model.direction import Direction
 
 BRIDGE = "wan"

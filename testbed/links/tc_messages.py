@@ -14,7 +14,7 @@ from pyroute2.netlink import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NL
 from pyroute2.netlink.rtnl import RTM_DELQDISC, RTM_GETQDISC, RTM_NEWQDISC
 from pyroute2.netlink.rtnl.tcmsg import tcmsg
 
-from testbed.machine.linux import network_namespace_of
+from testbed.machine.netns import network_namespace_of
 
 TC_H_ROOT = 0xFFFFFFFF
 ADD = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL

@@ -20,7 +20,7 @@ from pyroute2.netlink.exceptions import NetlinkError
 from testbed.links.base import LinkCounters, LinkError, WanEnd, WanLink
 from testbed.links.emulator.memory import MemoryLimitError, available_bytes, line_limit_bytes
 from testbed.links.emulator.tun import open_tun
-from testbed.machine.linux import netlink_in, network_namespace_of
+from testbed.machine.netns import netlink_in, network_namespace_of
 from testbed.model.direction import DIRECTIONS, Direction
 from testbed.model.impairment import Impairment
 from testbed.model.plan import WanPlan

@@ -14,7 +14,7 @@ from random import Random
 
 from testbed.links import qdisc
 from testbed.links.emulator.jitter import JitterProcess
-from testbed.machine.linux import network_namespace_of
+from testbed.machine.netns import network_namespace_of
 from testbed.model.impairment import NS_PER_S, Impairment
 
 # A ramp is climbed in steps of a tenth of a standard deviation (its slope is one half), but not more often than this.

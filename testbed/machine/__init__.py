@@ -1,1 +1,1 @@
-"""This machine: Linux calls, programs, directories of our own; imports nothing of this project."""
+"""This machine: namespaces, programs, directories of our own; knows nothing of labs."""

@@ -6,7 +6,7 @@ import struct
 import time
 from dataclasses import dataclass
 
-from testbed.machine.linux import network_namespace_of
+from testbed.machine.netns import network_namespace_of
 
 ECHO_REQUEST, ECHO_REPLY = 8, 0
 

@@ -27,7 +27,7 @@ from testbed.lab.record import Record
 from testbed.lab.troubles import Troubles
 from testbed.lab.wan import WanControl
 from testbed.links.base import LinkError
-from testbed.machine.linux import netlink_in
+from testbed.machine.netns import netlink_in
 from testbed.model.plan import LabPlan
 from testbed.supervisor import operations, reachability
 from testbed.supervisor.log_limit import VARIABLE, cut_logs, limit_bytes

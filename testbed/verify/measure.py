@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 
-from testbed.machine.linux import network_namespace_of
+from testbed.machine.netns import network_namespace_of
 from testbed.model.impairment import Impairment
 from testbed.verify.stamps import SMALLEST_PROBE, Arrival, ProbePath
 

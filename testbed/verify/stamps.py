@@ -10,7 +10,7 @@ import time
 import zlib
 from dataclasses import dataclass
 
-from testbed.machine.linux import network_namespace_of
+from testbed.machine.netns import network_namespace_of
 
 SO_TIMESTAMPNS = 35  # include/uapi/asm-generic/socket.h; the option's and the control message's number
 _STAMP = struct.Struct("qq")  # struct timespec on 64-bit Linux

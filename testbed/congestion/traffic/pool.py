@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.congestion.traffic.pacing import burst_seed
-from testbed.machine.linux import network_namespace_of
+from testbed.machine.netns import network_namespace_of
 from testbed.model.timeline import CrossTraffic
 
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]

@@ -21,7 +21,7 @@ import pytest
 from testbed.links.base import LinkError, WanEnd
 from testbed.links.rig import HOST_B, WAN_A, WAN_B, Rig, namespace, rig
 from testbed.links.userspace import TXQUEUELEN, UserspaceLink
-from testbed.machine.linux import network_namespace_of
+from testbed.machine.netns import network_namespace_of
 from testbed.model.impairment import BernoulliLoss, CoDel, GilbertElliottLoss, Impairment, Jitter
 from testbed.model.plan import WanPlan
 

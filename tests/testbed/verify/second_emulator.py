@@ -17,7 +17,7 @@ import time
 from types import TracebackType
 from typing import Self
 
-from testbed.machine.linux import network_namespace_of
+from testbed.machine.netns import network_namespace_of
 
 TUNSETIFF, IFF_TAP, IFF_NO_PI = 0x400454CA, 0x0002, 0x1000
 SOL_PACKET, PACKET_QDISC_BYPASS = 263, 20

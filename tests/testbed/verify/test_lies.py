@@ -21,7 +21,7 @@ import pytest
 from testbed.lab.control import ask_lab
 from testbed.lab.messages import Faithful, R, Request, Status, Verify, WanReset, WanSet, WanShow
 from testbed.lab.record import find_record
-from testbed.machine.linux import network_namespace_of
+from testbed.machine.netns import network_namespace_of
 from tests.conftest import run_pddbed
 from tests.testbed.verify.second_emulator import SecondEmulator
 
