@@ -4,30 +4,27 @@ Runs inside the lab. A link is captured where each direction leaves its border r
 and loss; `at` chooses one router, and both directions as they pass there. A host is captured at its interface.
 """
 
-import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from testbed.capture.context import Context, LabHost, Passage
-from testbed.lab.messages import Capture, CapturePoint, CapturePoints
-from testbed.lab.network import HOST_IFNAME
+from testbed.lab.messages import CapturePoint
+from testbed.lab.network import HOST_IFNAME, Network
+from testbed.lab.record import Record
+from testbed.lab.wan import WanControl
 from testbed.model.plan import LabPlan, RoutePlan, WanPlan
 
-if TYPE_CHECKING:
-    from testbed.supervisor.operations import RunningLab
 
-NAMESPACES = ("user", "pid")  # of the lab, before one "net" for each point
+class CapturedLab(Protocol):
+    """The parts of a running lab that are read."""
 
-
-def capture(lab: "RunningLab", request: Capture) -> tuple[CapturePoints, list[int]]:
-    """Points, their context, and descriptors: the lab's user and PID namespace, then each point's network."""
-    points, context = describe(lab, request.name, request.at)
-    fds = [os.open(f"/proc/{os.getpid()}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in NAMESPACES]
-    fds += [os.open(f"/proc/{point.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC) for point in points]
-    return CapturePoints(points, context.to_comment()), fds
+    plan: LabPlan
+    record: Record
+    network: Network
+    wan: WanControl
 
 
-def describe(lab: "RunningLab", name: str, at: str | None) -> tuple[list[CapturePoint], Context]:
+def describe(lab: CapturedLab, name: str, at: str | None) -> tuple[list[CapturePoint], Context]:
     """Points and context of a WAN link or host. Raises LookupError for names that the lab does not know."""
     plan = lab.plan
     links = {wan.name: wan for wan in plan.wans}
@@ -59,7 +56,7 @@ def describe(lab: "RunningLab", name: str, at: str | None) -> tuple[list[Capture
     return points, context
 
 
-def _link_points(lab: "RunningLab", wan: WanPlan, at: str | None) -> list[CapturePoint]:
+def _link_points(lab: CapturedLab, wan: WanPlan, at: str | None) -> list[CapturePoint]:
     there, back = f"{wan.a} > {wan.b}", f"{wan.b} > {wan.a}"
     ends = lab.network.links[wan.name].ends
     sides = [(wan.a, ends[0], there, back), (wan.b, ends[1], back, there)]
@@ -77,7 +74,7 @@ def _link_points(lab: "RunningLab", wan: WanPlan, at: str | None) -> list[Captur
     ]
 
 
-def _link_passages(lab: "RunningLab", wan: WanPlan, at: str | None) -> Iterator[Passage]:
+def _link_passages(lab: CapturedLab, wan: WanPlan, at: str | None) -> Iterator[Passage]:
     for route in lab.plan.routes:
         if wan.name not in route.links:
             continue
@@ -90,7 +87,7 @@ def _link_passages(lab: "RunningLab", wan: WanPlan, at: str | None) -> Iterator[
         yield Passage(route.datacenter, route.destination, direction, sum(delays[:place]), sum(delays[place:]))
 
 
-def _host_passages(lab: "RunningLab", name: str) -> Iterator[Passage]:
+def _host_passages(lab: CapturedLab, name: str) -> Iterator[Passage]:
     home = next(host.datacenter for host in lab.plan.hosts if host.name == name)
     yield Passage(home, home, f"from {name}", 0, 0)
     yield Passage(home, home, f"to {name}", 0, 0)
@@ -111,7 +108,7 @@ def _sources(plan: LabPlan, route: RoutePlan) -> list[str]:
     return sources[:-1]
 
 
-def _delays_ns(lab: "RunningLab", route: RoutePlan) -> list[int]:
+def _delays_ns(lab: CapturedLab, route: RoutePlan) -> list[int]:
     """The one-way delay that each link of a route is asked for now."""
     wans = {wan.name: wan for wan in lab.plan.wans}
     return [

@@ -14,16 +14,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from testbed.capture.context import Context
 from testbed.lab.control import ask_lab
 from testbed.lab.messages import ByteCounts, CountBytes
+from testbed.lab.processes import HostProcess, HostProcesses
 from testbed.lab.record import LabError, Record
-
-if TYPE_CHECKING:
-    from testbed.lab.processes import HostProcess
-    from testbed.supervisor.operations import RunningLab
 
 _PATIENCE_S = 3.0
 _POLL_S = 0.002
@@ -55,15 +51,15 @@ class BadCounters(Exception):
 # -- in the lab --------------------------------------------------------------------------------------------------
 
 
-def count_bytes(lab: "RunningLab", _request: CountBytes) -> ByteCounts:
+def count_bytes(record: Record, processes: HostProcesses) -> ByteCounts:
     """Have every worker note its counters now.
 
     Returns the hosts that did, those that did not in time, and whether the notes are `level`: everything that was
     sent has been received, so nothing was on its way.
     """
     asked: dict[str, tuple[Path, int]] = {}
-    for host, process in list(lab.processes.by_host.items()):
-        file = lab.record.results / f"bytes-{host}.jsonl"
+    for host, process in list(processes.by_host.items()):
+        file = record.results / f"bytes-{host}.jsonl"
         # before it is ready a worker has no handler, and the signal would end it
         if process.host.role and process.state == "ready" and process.pid:
             asked[host] = (file, _size(file))
@@ -81,7 +77,7 @@ def count_bytes(lab: "RunningLab", _request: CountBytes) -> ByteCounts:
     return ByteCounts(sorted(noted), silent, level)
 
 
-def _signal(process: "HostProcess") -> None:
+def _signal(process: HostProcess) -> None:
     """SIGUSR1 to a worker that is still there. Held by a descriptor before its state is read again: the number of one
     that has ended may be another's, which the signal would end."""
     assert process.pid is not None

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from testbed.lab.messages import Changes, LinkChange, LinkState
 from testbed.links.base import LinkCounters, LinkError, WanLink
 from testbed.model.direction import DIRECTIONS, Direction
+from testbed.model.drivers import refusal
 from testbed.model.impairment import Impairment
 from testbed.model.plan import LabPlan, WanPlan
 from testbed.model.timeline import Change
@@ -164,7 +165,7 @@ class WanControl:
 
     def _apply(self, name: str, wanted: Mapping[Direction, Impairment], by: str = "hand") -> None:
         for direction, impairment in wanted.items():
-            refused = self._links[name].refuses(impairment, self._plans[name].mtu)
+            refused = refusal(self._links[name].driver, impairment, self._plans[name].mtu)
             if refused is not None:
                 raise ChangeError(f'wan "{name}" ({direction}): {refused}')
         for direction, impairment in wanted.items():

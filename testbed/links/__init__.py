@@ -1,15 +1,9 @@
-"""WAN links: one interface (`base`), two drivers (`netem` in the kernel, `userspace` as a relay process)."""
+"""WAN links: one interface (`base`), two drivers (`netem` in the kernel, `userspace` as an emulator process)."""
 
 from pathlib import Path
 
 from testbed.links.base import WanEnd, WanLink
-from testbed.model.impairment import Impairment
 from testbed.model.plan import WanPlan
-
-
-def refusal(driver: str, impairment: Impairment, mtu: int) -> str | None:
-    """Reason why the named driver cannot do what one direction is asked; None when it can. See `WanLink.refuses`."""
-    return _driver(driver).refuses(impairment, mtu)
 
 
 def make_link(

@@ -5,13 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from ipaddress import IPv4Interface
 from pathlib import Path
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict
 
+from testbed.model.direction import Direction
 from testbed.model.impairment import Impairment
 from testbed.model.plan import WanPlan
-
-Direction = Literal["forward", "backward"]
-DIRECTIONS: tuple[Direction, Direction] = ("forward", "backward")
 
 
 class LinkCounters(TypedDict):
@@ -55,20 +53,11 @@ class WanLink(ABC):
     """A built link. `build` makes both ends exist, addressed and up, with the plan's impairments applied.
 
     `node_pid` names a namespace that belongs to this link alone (the lab makes one per link); what a driver
-    needs between the routers (netem's delay stage, the relay process's devices) lives there.
+    needs between the routers (netem's delay stage, the emulator's devices) lives there.
     Interfaces vanish with their namespaces; `close` ends the processes that the driver started.
     """
 
     driver: str
-
-    @classmethod
-    def refuses(cls, impairment: Impairment, mtu: int) -> str | None:
-        """Reason why this driver cannot do what one direction is asked; None when it can.
-
-        One sentence that begins with the value's name (`codel: ...`). Judged by the values alone: what this machine
-        lacks is found by `kernel`, what does not fit into its memory by `build` and `apply`.
-        """
-        return None
 
     def __init__(self, plan: WanPlan, ends: tuple[WanEnd, WanEnd], node_pid: int, run_dir: Path, seed: int = 0) -> None:
         self.plan = plan

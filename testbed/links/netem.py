@@ -80,14 +80,6 @@ class NetemLink(WanLink):
         # thread makes the sockets and uses them, one request at a time, whoever asks.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"netem-{plan.name}")
 
-    @classmethod
-    def refuses(cls, impairment: Impairment, mtu: int) -> str | None:
-        try:
-            shape(impairment, mtu)
-        except ValueError as error:
-            return str(error)
-        return None
-
     def build(self) -> None:
         self._available_bytes = psutil.virtual_memory().available
         shapes = {direction: self._shape(direction, self._asked[direction]) for direction in DIRECTIONS}

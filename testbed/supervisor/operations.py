@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from testbed.capture.capture_points import capture
+from testbed.capture.capture_points import describe
 from testbed.capture.counters import count_bytes
 from testbed.congestion.control import Congestion
 from testbed.lab import messages
@@ -146,6 +146,18 @@ def _verify(lab: RunningLab, request: messages.Verify) -> messages.VerificationR
     return lab.verification.run(request.quick)
 
 
+def _capture(lab: RunningLab, request: messages.Capture) -> tuple[messages.CapturePoints, list[int]]:
+    """Points, their context, and descriptors: the lab's user and PID namespace, then each point's network."""
+    points, context = describe(lab, request.name, request.at)
+    fds = [os.open(f"/proc/{os.getpid()}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in ("user", "pid")]
+    fds += [os.open(f"/proc/{point.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC) for point in points]
+    return messages.CapturePoints(points, context.to_comment()), fds
+
+
+def _count_bytes(lab: RunningLab, _request: messages.CountBytes) -> messages.ByteCounts:
+    return count_bytes(lab.record, lab.processes)
+
+
 OPERATIONS: dict[type, Callable[[RunningLab, Any], Any]] = {
     messages.Status: _status,
     messages.FindEndpoints: _endpoints,
@@ -159,11 +171,11 @@ OPERATIONS: dict[type, Callable[[RunningLab, Any], Any]] = {
     messages.WanSet: _wan_set,
     messages.WanReset: _wan_reset,
     messages.WanChanges: _wan_changes,
-    messages.CountBytes: count_bytes,
+    messages.CountBytes: _count_bytes,
 }
 WITH_DESCRIPTORS: dict[type, Callable[[RunningLab, Any], Answered]] = {
     messages.Enter: _enter,
-    messages.Capture: capture,
+    messages.Capture: _capture,
 }
 
 
