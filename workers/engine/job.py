@@ -75,7 +75,7 @@ class Job:
             self._queue.put_nowait(error)
 
     def note_draft(self, drafted: int, accepted: int) -> None:
-        """How many tokens of the sequence's last step were guessed, and how many of these held."""
+        """Note how many tokens of the sequence's last step were guessed, and how many of these held."""
         assert self.drafter is not None
         self.drafter.learn(drafted, accepted)
         self.sequence.drafted += drafted

@@ -107,7 +107,7 @@ class EngineRunner:
 
     @property
     def pace(self) -> PaceCounts | None:
-        """How pacing went so far; None without a profile."""
+        """Counts of paced steps so far; None without a profile."""
         return self._pacer.counts if self._pacer is not None else None
 
     def new_sequence(

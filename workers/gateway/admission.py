@@ -1,4 +1,4 @@
-"""How many requests run at once, how many may wait for it, and the end of it all. Knows no HTTP and no workers.
+"""Admission of requests: how many run at once, how many may wait for it, draining. Knows no HTTP and no workers.
 
 A queue without a bound turns an overload into answers that nobody waits for any more, and into memory; so what does not
 fit is refused at once, with a guess of when it would.
@@ -25,7 +25,7 @@ class Limits:
 
 
 class Overloaded(Exception):
-    """As many requests wait as may; `retry_after_s` is when, at the present pace, there is room again."""
+    """No further request may wait; `retry_after_s` is when, at the present pace, there is room again."""
 
     name = "overloaded"
 

@@ -73,7 +73,7 @@ class WholeChoice:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What an answer has beside its text.
+    """The parts of an answer beside its text that a client wants.
 
     `usage`: the stream ends with a chunk of usage; `continuous_usage`: every other chunk tells its choice's so far,
     instead of saying that it has none. `token_ids`: the ids of prompt and answer, where vLLM puts them.

@@ -54,13 +54,13 @@ class Attempt:
 
     @property
     def decoders(self) -> list[str]:
-        """Of the workers that may still make tokens, in the order in which they would."""
+        """Workers that may still make tokens, in the order in which they would."""
         spec = self.spec
         chosen = [spec.prefill] if spec.alone else [spec.relay, spec.main]
         return [name for name in chosen if name is not None and self.works(name)]
 
     def without(self, lost: str, ids: list[int], finish_reason: str | None) -> list[tuple[str, Message]]:
-        """What to tell the others when `lost` is gone; `ids`: this attempt's part of the answer, so far as known."""
+        """Messages to the others when `lost` is gone; `ids`: this attempt's part of the answer, so far as known."""
         messages: list[tuple[str, Message]] = []
         for worker in sorted(self.unsettled - self.gone.keys() - {lost}):
             if worker == self.spec.main and lost == self.spec.relay:
@@ -80,7 +80,7 @@ class Taken(NamedTuple):
 
 
 Read = Callable[[list[MergedToken]], Taken]
-"""From the next tokens to their text, cut where a stop string ends the answer."""
+"""Makes text of the next tokens, cut where a stop string ends the answer."""
 
 
 class LiveRequest:
@@ -88,7 +88,7 @@ class LiveRequest:
 
     def __init__(self, attempt: Attempt, log_: RequestLog, read: Read) -> None:
         self.spec = attempt.spec
-        """As the client asked."""
+        """The first attempt's: as the client asked."""
         self.log = log_
         self.attempts = [attempt]
         self.merge = PositionMerge(len(self.spec.prompt))
@@ -97,7 +97,7 @@ class LiveRequest:
         self.over = False  # the answer or its error is here, or the client has gone
         self.deadline: asyncio.TimerHandle | Timer | None = None
         self.stranded: Timer | None = None
-        """While nobody is there to go on: when to give it up."""
+        """Timer that gives it up, while nobody is there to go on."""
         self.losses: dict[str, RequestFailed] = {}
         """Workers that failed this request themselves, first ones first."""
 
@@ -134,7 +134,7 @@ class LiveRequest:
         return taken.finish_reason
 
     def note_loss(self, lost: str, failure: RequestFailed) -> None:
-        """For the record: what was lost, why, and after how many tokens of the answer."""
+        """Record what was lost, why, and after how many tokens of the answer."""
         entry: dict[str, Any] = {
             "at_ms": (time.monotonic_ns() - self.log.start_ns) / 1e6,
             "position": len(self.merge.delivered),
@@ -145,7 +145,7 @@ class LiveRequest:
         self.log.recovery.append(entry)
 
     def note_recovery(self, how: str, by: list[str]) -> None:
-        """For the record: who goes on after the latest loss. Said again, when that comes to nothing either."""
+        """Record who goes on after the latest loss; again, when that comes to nothing either."""
         if self.log.recovery:
             self.log.recovery[-1].update(how=how, by=by)
 

@@ -206,7 +206,7 @@ class Bodies:
 
 
 def _check_type(request: Request) -> None:
-    """Nothing that is called anything but JSON: a page of any site may post text or a form to this machine.
+    """Refuse what is called anything but JSON: a page of any site may post text or a form to this machine.
 
     A page can leave the type out as well, but a browser then names the page (`origins.py`); a program need not send it.
     """
@@ -244,7 +244,7 @@ class _Messages(Struct):
 
 
 def _check_objects(messages: Raw) -> None:
-    """Before megabytes of `{}` become objects. Text may be full of braces: only those outside of it count."""
+    """Refuse megabytes of `{}` before they become objects. Text may be full of braces, which do not count."""
     data = bytes(messages).replace(b"\\\\", b"").replace(b'\\"', b"")
     strings = data.count(b'"') // 2
     # without escaped ones, every second part between quotes is outside; as many texts as this belong to more objects
@@ -254,7 +254,7 @@ def _check_objects(messages: Raw) -> None:
 
 
 def _check_utf8(body: bytes | bytearray) -> None:
-    """In parts: as one text it would take up to four times its bytes."""
+    """Check the encoding in parts: as one text the body would take up to four times its bytes."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     for start in range(0, len(body) + 1, 1 << 16):
         part = body[start : start + (1 << 16)]

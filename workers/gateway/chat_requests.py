@@ -119,7 +119,7 @@ RESERVED = frozenset({"self", "messages", "tools", "documents", "chat_template",
 
 
 def template_variables(kwargs: Raw, tools: Raw, documents: Raw) -> dict[str, Any]:
-    """What a chat template gets besides the messages. Raises ApiError."""
+    """Variables that a chat template gets besides the messages. Raises ApiError."""
     for name, raw in {"chat_template_kwargs": kwargs, "tools": tools, "documents": documents}.items():
         if size(raw) > MAX_TEMPLATE_BYTES:
             raise ApiError(400, f"{name} has more than {MAX_TEMPLATE_BYTES} bytes; send less", param=name)
@@ -174,7 +174,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
         return len(self.messages) > 200 or told > 64 << 10
 
     def told(self) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        """What the chat template gets: messages and variables. Raises ApiError."""
+        """Messages and variables for the chat template. Raises ApiError."""
         return self.plain_messages, self.template_variables
 
     @property
@@ -184,7 +184,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
 
     @property
     def template_variables(self) -> dict[str, Any]:
-        """What the chat template gets besides the messages, as vLLM passes it. Raises ApiError."""
+        """Variables for the chat template besides the messages, as vLLM passes them. Raises ApiError."""
         variables = template_variables(self.chat_template_kwargs, self.tools, self.documents)
         if self.reasoning_effort is not None:
             variables["reasoning_effort"] = self.reasoning_effort

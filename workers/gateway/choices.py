@@ -51,13 +51,13 @@ class Choice:
         self._annotate = annotate
         self._answered = answered
         self.completion_tokens = 0
-        """Of the pieces so far: what was delivered, not what has come."""
+        """Number of tokens in the pieces so far: what was delivered, not what has come."""
         self._arrived_ns = time.monotonic_ns()
         self._arrived = time.time()
 
     @property
     def counts(self) -> Counts:
-        """Of its prompt, and of the answer so far."""
+        """Tokens of its prompt, and of the answer so far."""
         cached = self.live.log.cached_tokens if self.live is not None else 0
         return Counts(len(self.prompt), self.completion_tokens, cached)
 

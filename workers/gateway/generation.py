@@ -207,12 +207,12 @@ class Generation:
 
 
 def _first_given(*values: Any) -> Any:
-    """Of what the request says, what the model brings and what the API has, the first that there is."""
+    """The first that is there: what the request says, what the model brings, what the API has."""
     return next(value for value in values if value is not None)
 
 
 def _of_choice(sampling: SamplingSpec, number: int) -> SamplingSpec:
-    """Of a prompt's choices the first has the request's seed, and each other one the next."""
+    """Sampling of one of a prompt's choices: the first has the request's seed, and each other one the next."""
     if sampling.seed is None or number == 0:
         return sampling
     return msgspec.structs.replace(sampling, seed=(sampling.seed + number) % (1 << 63))

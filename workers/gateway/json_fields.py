@@ -54,7 +54,7 @@ def size(raw: Raw) -> int:
 
 
 def first_byte(raw: Raw) -> bytes:
-    """What kind of value it is: a quote, a bracket, a brace, or the beginning of a number or name."""
+    """The byte that tells a value's kind: a quote, a bracket, a brace, or the beginning of a number or name."""
     return bytes(memoryview(raw)[:1])
 
 
@@ -103,7 +103,7 @@ def _refusal(error: msgspec.ValidationError, data: bytes | bytearray | Raw, plac
 
 
 def _at(value: Any, path: str) -> Any:
-    """What is at a path of msgspec's; the nearest value around it where a key is not told (`[...]`)."""
+    """The value at a path of msgspec's; the nearest one around it where a key is not told (`[...]`)."""
     for name, index in _STEP.findall(path.replace("[...]", "")):
         value = value[int(index)] if index else value.get(name)
     return value

@@ -159,7 +159,7 @@ class Listener:
 
 
 def _files_left() -> int:
-    """How many connections this process may hold: its limit of open files is raised as far as it goes."""
+    """Number of connections that this process may hold: its limit of open files is raised as far as it goes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < most:

@@ -25,7 +25,7 @@ SETTLE_S = 30.0  # after that, and a round trip: for the workers to say that the
 
 
 class LiveRequests:
-    """By id, the requests of one gateway. `end_on_rld`: an answer that ends on the relay is not kept by main decode."""
+    """The requests of one gateway, by id. `end_on_rld`: an answer that ends on the relay is not kept by main decode."""
 
     def __init__(self, peers: Peers, records: RecordWriter, end_on_rld: bool) -> None:
         self._peers = peers

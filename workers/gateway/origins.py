@@ -1,4 +1,4 @@
-"""Which names the API answers to. Guards against pages of other sites, which a browser lets talk to this machine.
+"""Names that the API answers to: a guard against pages of other sites, which a browser lets talk to this machine.
 
 A page may post without asking (its Origin is foreign), or come from a name that its owner points at this machine for a
 moment (DNS rebinding: Host is foreign). Clients that are no browsers send no Origin, and a Host that is right.

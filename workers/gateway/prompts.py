@@ -47,7 +47,7 @@ class Prompts:
     async def of_messages(
         self, messages: list[dict[str, Any]], variables: Mapping[str, Any] | None = None
     ) -> list[int]:
-        """As the model's chat template has them; `variables` is what else it gets."""
+        """Token ids of messages in the model's chat template; `variables` is what else it gets."""
         length = sum(len(message["content"]) for message in messages)
         self._check_length(length, "messages")
         apply = partial(self._tokenizer.apply_chat_template, messages, **(variables or {}))
@@ -63,7 +63,7 @@ class Prompts:
             raise ApiError(500, str(error), kind=SERVER_ERROR) from None
 
     def check(self, prompt: list[int], param: str, keep: int | None = None) -> None:
-        """Not empty, of this vocabulary, and room for an answer to the last `keep` tokens of it."""
+        """Check that it is not empty, of this vocabulary, and that its last `keep` tokens leave room for an answer."""
         if not prompt:
             raise ApiError(400, "the prompt is empty; give at least one token", param=param)
         low, high = min(prompt), max(prompt)
@@ -80,7 +80,7 @@ class Prompts:
             raise self._too_long(f"{count + 1} tokens ({count} in the prompt, 1 in the completion)", param)
 
     def answer_tokens(self, prompt: list[int], max_tokens: int | None) -> int:
-        """How many tokens may be generated: as asked for, or the model's default within what the context leaves."""
+        """Number of tokens to generate: as asked for, or the model's default within what the context leaves."""
         room = self._config.context_length - len(prompt)
         wanted = min(room, self._most or room) if max_tokens is None else max_tokens
         if wanted > room:
@@ -90,7 +90,7 @@ class Prompts:
         return wanted
 
     def _check_length(self, characters: int, param: str) -> None:
-        """Before minutes go into its tokens."""
+        """Refuse a text that cannot fit before minutes go into its tokens."""
         least = characters // MAX_TOKEN_BYTES
         if least > self._config.context_length:
             raise self._too_long(f"a prompt of at least {least} tokens", param)
@@ -197,7 +197,7 @@ class Conversations:
         return None
 
     def _end_of(self, turn: _Turn, template: list[int]) -> int | None:
-        """How many of the tokens of `template` are the text of the turn, prompt and answer; None: it is another text.
+        """Number of tokens of `template` that are the text of the turn, prompt and answer; None: it is another text.
 
         Also None when the text ends inside a token.
         """
@@ -225,7 +225,7 @@ class Conversations:
 
 
 def _keys(messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None) -> list[bytes]:
-    """For each message the name of the chat up to and with it; in one pass, as chats are of thousands of messages."""
+    """Names of the chat up to and with each message; in one pass, as chats are of thousands of messages."""
     keys = []
     hasher = xxhash.xxh3_128(_canonical(variables or {}))
     for message in messages:

@@ -126,7 +126,7 @@ class GenerationRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def biases(self) -> dict[int, float]:
-        """What is added to the logits of tokens, whose ids are decimal keys. Raises ApiError."""
+        """Biases that are added to the logits of tokens, whose ids are decimal keys. Raises ApiError."""
         if size(self.logit_bias) > 64 * MAX_BIASES or bytes(self.logit_bias).count(b",") >= MAX_BIASES:
             raise ApiError(
                 400, f"logit_bias has more than {MAX_BIASES} tokens, or is too long; give fewer", param="logit_bias"
@@ -152,11 +152,11 @@ class GenerationRequest(Struct, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def top_logprobs_wanted(self) -> int | None:
-        """How many likeliest tokens are wanted in each place; None: no log probabilities at all."""
+        """Number of likeliest tokens wanted in each place; None: no log probabilities at all."""
         raise NotImplementedError
 
     def check_together(self) -> None:
-        """What single fields cannot tell. Raises ApiError."""
+        """Check fields against each other. Raises ApiError."""
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options goes with stream: true only", param="stream_options")
         _ = self.stops, self.stop_ids, self.biases

@@ -1,4 +1,4 @@
-"""Which workers are there, what their caches hold of a prompt, and the route that follows. Decides by `policy`."""
+"""The choice of a route: by `policy`, from the workers that are there and what their caches hold of a prompt."""
 
 from collections.abc import Collection, Iterable
 from weakref import WeakKeyDictionary
@@ -60,7 +60,7 @@ class Router:
         return views
 
     def _coming(self, hashes: list[bytes], live: list[LiveRequest]) -> dict[str, int]:
-        """By prefill, how many of a chain's first blocks it is computing, or will have by the time that is their turn.
+        """Number of a chain's first blocks that each prefill is computing, or will have by the time that is their turn.
 
         What is to be known of main decode's cache is what it holds now: the pipeline is chosen by that.
         """

@@ -83,14 +83,14 @@ def _shown(characters: Sequence[tuple[str, bool]]) -> str:
 
 
 def _stops_in(held: Sequence[tuple[str, bool]], view: Sequence[int], stops: Sequence[str]) -> list[tuple[int, int]]:
-    """Where each stop string that `view` of the text contains first ends and begins in the text."""
+    """End and beginning in the text of each stop string's first occurrence in `view` of it."""
     text = "".join([held[index][0] for index in view])
     found = [(at, stop) for stop in stops if (at := text.find(stop)) >= 0]
     return [(view[at + len(stop) - 1] + 1, view[at]) for at, stop in found]
 
 
 def _beginning(held: Sequence[tuple[str, bool]], view: Sequence[int], stops: Sequence[str]) -> int:
-    """Where in the text the longest proper beginning of a stop string starts that `view` of it ends with."""
+    """Index in the text at which the longest proper beginning of a stop string starts that `view` of it ends with."""
     text = "".join([held[index][0] for index in view])
     keep = max(_overlap(text, stop) for stop in stops)
     return view[len(view) - keep] if keep else len(held)
@@ -105,7 +105,7 @@ class Logprobs(Protocol):
     """Builds one choice's `logprobs`, piece by piece."""
 
     def piece(self, tokens: Sequence[MergedToken]) -> dict[str, Any] | None:
-        """Of tokens that follow those of the last call."""
+        """Log probabilities of tokens that follow those of the last call."""
         ...
 
 

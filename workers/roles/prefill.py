@@ -33,16 +33,16 @@ class PrefillRequest(ActiveRequest):
     def __init__(self, spec: RequestSpec, sequence: Sequence) -> None:
         super().__init__(spec, sequence)
         self.outgoing: dict[str, OutgoingKv] = {}
-        """By peer, the transfers that read its blocks."""
+        """Transfers that read its blocks, by peer."""
         self.wanted: dict[str, asyncio.Future[int]] = {}
-        """By peer, the first block that it wants of the latest transfer, if that broke off or found no room."""
+        """First block that each peer wants of its latest transfer, if that broke off or found no room."""
         self.names: list[bytes] = []
-        """Of the prompt's full blocks."""
+        """Names of the prompt's full blocks."""
         self.given_up: dict[str, str] = {}
-        """By peer, why nothing more is sent to it."""
+        """Reason for sending nothing more, by peer."""
 
     def give_up(self, peer: str, reason: str) -> None:
-        """When this returns no transfer to `peer` reads the blocks, and none will begin."""
+        """End transfers to `peer`: when this returns none reads the blocks, and none will begin."""
         self.given_up.setdefault(peer, reason)
         if peer in self.outgoing:
             self.outgoing[peer].abort(reason)
@@ -201,7 +201,7 @@ class PrefillWorker(Worker):
         raise AssertionError("the last attempt returns or raises")
 
     async def _still_wanted(self, wanted: "asyncio.Future[int]", name: str, first_block: int) -> int:
-        """What the receiver says it wants after a broken transfer; everything it wanted before if it says nothing."""
+        """First block that the receiver wants after a broken transfer: the same as before if it says nothing."""
         try:
             path = self.peers.known[name].path
             async with within(lambda: WANTED_S + path.rtt_s + path.queue_s):
@@ -216,7 +216,7 @@ class PrefillWorker(Worker):
         return "fabric-transfer" if self._is_here(peer) else "wan-transfer"
 
     def _encoding_to(self, peer: str) -> KvEncoding | None:
-        """How KV is written on the way to a peer, if not as it is in the pool."""
+        """Encoding of KV on the way to a peer; None: as it is in the pool."""
         return None if self._is_here(peer) else self._wan_encoding
 
     def release(self, active: ActiveRequest) -> None:
