@@ -44,7 +44,8 @@ def schedule(sequences: Iterable[Sequence], max_tokens: int, min_prefill: int = 
 
 def schedule_paced(sequences: Iterable[Sequence], max_tokens: int, prompt_tokens: int) -> list[Chunk]:
     """Chunks as by `schedule` for sequences that are in their answers; of those still in their prompts the first one
-    alone gets up to `prompt_tokens`. So each prompt is done when its own tokens have taken their time, first come, first served.
+    alone gets up to `prompt_tokens`. So each prompt is done when its own tokens have taken their time, first come,
+    first served.
     """
     answering: list[Sequence] = []
     prompts: list[Sequence] = []
