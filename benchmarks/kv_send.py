@@ -18,28 +18,18 @@ from typing import Any
 
 from benchmarks import harness
 from benchmarks.harness import pddbed
-from benchmarks.warm_start import ask
+from benchmarks.warm_start import TOPOLOGY, ask
+from testbed.topology.overlay import laid_over
 
 WAYS = ("after-prefill", "chunked")
-TOPOLOGY = """
-name: kv-send
-datacenters:
-  main:
-    subnet: 10.1.0.0/24
-    hosts: {{gw0: {{role: gateway}}, p0: {{role: prefill}}}}
-  remote:
-    subnet: 10.2.0.0/24
-    hosts: {{md0: {{role: main-decode}}}}
-wan: [{{name: wan0, between: [main, remote], rate: {rate}, rtt: {rtt}}}]
-serving: {{pipeline: cdc-pd, kv_send: {way}}}
-"""
 
 
 @contextmanager
 def lab(way: str, rate: str, rtt: str, folder: Path) -> Iterator[str]:
     """A running lab's API."""
     name, file = f"kv-send-{way}", folder / f"{way}.yaml"
-    file.write_text(TOPOLOGY.format(way=way, rate=rate, rtt=rtt))
+    overlay = {"wan.wan0.rate": rate, "wan.wan0.rtt": rtt, "serving.kv_send": way}
+    file.write_text(laid_over(file, overlay, TOPOLOGY))
     state = json.loads(pddbed("up", str(file), "--name", name, "--api", "auto", "--json"))
     try:
         yield state["api"]

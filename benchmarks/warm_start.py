@@ -18,6 +18,7 @@ from typing import Any
 
 from benchmarks import harness
 from benchmarks.harness import pddbed
+from testbed.topology.overlay import laid_over
 
 TOKENS = 1000
 TOPOLOGY = """
@@ -25,12 +26,12 @@ name: warm-start
 datacenters:
   main:
     subnet: 10.1.0.0/24
-    hosts: {{gw0: {{role: gateway}}, p0: {{role: prefill}}}}
+    hosts: {gw0: {role: gateway}, p0: {role: prefill}}
   remote:
     subnet: 10.2.0.0/24
-    hosts: {{md0: {{role: main-decode}}}}
-wan: [{{name: wan0, between: [main, remote], rate: {rate}, rtt: {rtt}}}]
-serving: {{pipeline: cdc-pd, kv_pool: {{warm: {warm}}}}}
+    hosts: {md0: {role: main-decode}}
+wan: [{name: wan0, between: [main, remote], rate: 400mbit, rtt: 40ms}]
+serving: {pipeline: cdc-pd}
 """
 
 
@@ -38,7 +39,8 @@ def one_round(warm: bool, rate: str, rtt: str, settle_s: float) -> dict[str, flo
     """Transfer times (ms) of the first two requests, how long `up` took (s), and the padding sent (bytes)."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "warm-start.yaml"
-        file.write_text(TOPOLOGY.format(rate=rate, rtt=rtt, warm=str(warm).lower()))
+        overlay = {"wan.wan0.rate": rate, "wan.wan0.rtt": rtt, "serving.kv_pool": {"warm": warm}}
+        file.write_text(laid_over(file, overlay, TOPOLOGY))
         began = time.monotonic()
         state = json.loads(pddbed("up", str(file), "--api", "auto", "--json"))
         up_s = time.monotonic() - began

@@ -161,9 +161,11 @@ def check_lab(report: Report, directory: Path) -> None:
     if os.geteuid() != 0 or shutil.which("mnexec") is None or importlib.util.find_spec("mininet") is None:
         report.say("     no lab: that needs root and Mininet")
         return
+    from testbed.topology.overlay import laid_over
+
     file, name = directory / "gpu.yaml", f"gpu-{os.getpid()}"
     tiny = Path(__file__).parents[2] / "topologies" / "two-dc-tiny.yaml"
-    file.write_text(tiny.read_text().replace("{role: main-decode}", f"{{role: main-decode, device: {DEVICE}}}"))
+    file.write_text(laid_over(tiny, {"datacenters.remote.hosts.md0.device": DEVICE}))
 
     def pddbed(*words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "testbed", *words]

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from testbed.topology.overlay import laid_over
+
 ROOT = Path(__file__).parents[2]
 TOKENS = 60
 PROMPT = [(17 + 31 * number) % 256 for number in range(40)]
@@ -35,9 +37,8 @@ def pddbed(*arguments: str, timeout_s: float = 300) -> subprocess.CompletedProce
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     file = tmp_path_factory.mktemp("lab") / "netem.yaml"
-    text = (ROOT / "topologies" / "two-dc-tiny.yaml").read_text()
-    fabric = "subnet: 10.1.0.0/24\n    fabric: {rate: 20mbit, delay: 3ms}"
-    file.write_text(text.replace("rate: 400mbit", "rate: 10mbit").replace("subnet: 10.1.0.0/24", fabric))
+    overlay = {"wan.wan0.rate": "10mbit", "datacenters.main.fabric": {"rate": "20mbit", "delay": "3ms"}}
+    file.write_text(laid_over(ROOT / "topologies" / "two-dc-tiny.yaml", overlay))
     result = pddbed("up", str(file), "--name", "netem", "--api", "auto", "--no-verify")
     assert result.returncode == 0, result.stderr
     status = pddbed("status", "--json")

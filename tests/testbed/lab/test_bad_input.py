@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from testbed.topology.overlay import laid_over
 from tests.conftest import ROOT, run_pddbed
 
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("leaves_nothing")]
@@ -22,7 +23,7 @@ def fails(*arguments: str, status: int = 1, **options: str) -> str:
 
 def with_model(tmp_path: Path, name: str) -> str:
     file = tmp_path / "lab.yaml"
-    file.write_text(TINY.read_text().replace("name: tiny,", f"name: {name},"))
+    file.write_text(laid_over(TINY, {"model.name": name}))
     return str(file)
 
 
@@ -43,7 +44,7 @@ def test_an_unknown_model_lists_the_known_ones(tmp_path: Path) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
 def test_a_device_that_is_not_there_is_told_before_any_worker_starts(tmp_path: Path) -> None:
     file = tmp_path / "lab.yaml"
-    file.write_text(TINY.read_text().replace("{role: main-decode}", "{role: main-decode, device: cuda}"))
+    file.write_text(laid_over(TINY, {"datacenters.remote.hosts.md0.device": "cuda"}))
     error = fails("up", str(file), "--name", "device", "--api", "auto")
     assert 'this machine has no device "cuda"; use cpu' in error
 
@@ -73,8 +74,9 @@ def test_a_missing_tool_is_named_with_its_package(tmp_path: Path) -> None:
 
 def test_a_cpu_that_this_machine_lacks_is_refused_with_the_others(tmp_path: Path) -> None:
     file = tmp_path / "cpus.yaml"
-    text = TINY.read_text().replace("{role: prefill}", "{role: prefill, cpu: {affinity: [4000]}}")
-    file.write_text(text.replace("{role: relay-decode}", "{role: relay-decode, cpu: {affinity: [4001]}}"))
+    hosts = "datacenters.main.hosts"
+    cpus = {f"{hosts}.p0.cpu": {"affinity": [4000]}, f"{hosts}.rld0.cpu": {"affinity": [4001]}}
+    file.write_text(laid_over(TINY, cpus))
     error = fails("up", str(file), "--name", "cpus", "--api", "auto")
     assert "4000" in error
     assert "4001" in error

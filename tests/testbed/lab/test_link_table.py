@@ -13,11 +13,12 @@ import pytest
 from testbed.lab import link_table
 from testbed.model.impairment import Jitter
 from testbed.topology import load_plan
+from testbed.topology.overlay import laid_over
 from tests.conftest import ROOT, Lab, run_pddbed
 from workers.wire import link_table as reading
 
+TINY = ROOT / "topologies" / "two-dc-tiny.yaml"
 S = 10**9
-FABRIC = "    subnet: 10.1.0.0/24\n"
 
 
 @pytest.fixture
@@ -43,12 +44,8 @@ def table_of(tmp_path: Path, text: str) -> tuple[link_table.LinkTable, Any, Call
     return table, plan, lambda here, there: reader.link(rows[here, there])
 
 
-def tiny() -> str:
-    return (ROOT / "topologies/two-dc-tiny.yaml").read_text()
-
-
 def test_the_file_begins_with_what_the_topology_says_and_the_environment_names_the_row(tmp_path: Path) -> None:
-    _, plan, link = table_of(tmp_path, tiny().replace("delay: 20ms", "delay: 20ms\n    jitter: {std: 1ms}"))
+    _, plan, link = table_of(tmp_path, laid_over(TINY, {"wan.wan0.jitter": {"std": "1ms"}}))
     told = link_table.paths_from(plan, "remote")
     queue_ns = 2 * (plan.wans[0].forward.queue_bytes * 8 * S // 400_000_000 + 6_000_000)
     assert told == {"main": {"rtt_ns": 40_000_000, "rate_bps": 400_000_000, "queue_ns": queue_ns, "row": 1}}
@@ -56,7 +53,7 @@ def test_the_file_begins_with_what_the_topology_says_and_the_environment_names_t
 
 
 def test_a_change_counts_at_once_and_what_was_until_its_last_byte_has_arrived(tmp_path: Path, clock: Any) -> None:
-    table, plan, link = table_of(tmp_path, tiny())
+    table, plan, link = table_of(tmp_path, TINY.read_text())
     wan, there = plan.wans[0], link("main", "remote")
     size = wan.forward.queue_bytes
     slow = replace(wan.forward, rate_bps=500_000, delay_ns=3 * S)
@@ -81,7 +78,7 @@ def test_a_change_counts_at_once_and_what_was_until_its_last_byte_has_arrived(tm
 
 
 def test_a_buffer_that_is_full_drains_at_the_rate_that_is_now(tmp_path: Path, clock: Any) -> None:
-    table, plan, link = table_of(tmp_path, tiny())
+    table, plan, link = table_of(tmp_path, TINY.read_text())
     wan = plan.wans[0]
     full = replace(wan.forward, queue_bytes=2_000_000)
     table.change("wan0", {"forward": full, "backward": wan.backward})
@@ -97,7 +94,7 @@ def test_a_buffer_that_is_full_drains_at_the_rate_that_is_now(tmp_path: Path, cl
 
 def test_a_ramp_down_takes_the_deadlines_down_with_it(tmp_path: Path, clock: Any) -> None:
     """From 20 s to 0 within 100 s, a hundred changes a second."""
-    table, plan, link = table_of(tmp_path, tiny().replace("    rate: 400mbit\n", ""))
+    table, plan, link = table_of(tmp_path, laid_over(TINY, {"wan.wan0.rate": None}))
     wan = plan.wans[0]
     for step in range(10_000):
         clock(200 + step / 100)
@@ -113,7 +110,7 @@ def test_a_ramp_down_takes_the_deadlines_down_with_it(tmp_path: Path, clock: Any
 
 def test_a_replay_counts_as_its_mean_and_what_it_holds_as_an_outage(tmp_path: Path, clock: Any) -> None:
     """Every other 20 ms nothing leaves: 1 kbit/s is how a trace's empty bin is played, and moves no deadline."""
-    table, plan, link = table_of(tmp_path, tiny())
+    table, plan, link = table_of(tmp_path, TINY.read_text())
     wan, there = plan.wans[0], link("main", "remote")
     for step in range(500):
         clock(200 + step / 50)
@@ -131,7 +128,7 @@ def test_a_replay_counts_as_its_mean_and_what_it_holds_as_an_outage(tmp_path: Pa
 
 
 def test_a_fabric_counts_for_its_own_datacenter_and_for_every_path_that_begins_or_ends_there(tmp_path: Path) -> None:
-    text = tiny().replace(FABRIC, f"{FABRIC}    fabric: {{rate: 100mbit, delay: 100ms}}\n")
+    text = laid_over(TINY, {"datacenters.main.fabric": {"rate": "100mbit", "delay": "100ms"}})
     _, plan, link = table_of(tmp_path, text)
     inside, across = link("main", "main").now(), link("main", "remote").now()
     assert inside.rtt_ns == 200_000_000
@@ -142,7 +139,7 @@ def test_a_fabric_counts_for_its_own_datacenter_and_for_every_path_that_begins_o
 
 
 def test_limits_of_the_link_are_told_from_64_kbit_to_10_gbit(tmp_path: Path, clock: Any) -> None:
-    table, plan, link = table_of(tmp_path, tiny())
+    table, plan, link = table_of(tmp_path, TINY.read_text())
     wan = plan.wans[0]
     for at, rate_bps in enumerate((64_000, 10_000_000_000)):
         clock(1000 * at)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from testbed.lab.openvswitch import openvswitch_problem
+from testbed.topology.overlay import Value, laid_over
 from tests.conftest import ROOT, Lab, run_pddbed
 
 pytestmark = pytest.mark.root
@@ -18,11 +19,11 @@ PROBLEM = openvswitch_problem()
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     """Open vSwitch in both datacenters, with jumbo frames."""
-    text = (ROOT / "topologies" / "two-dc-tiny.yaml").read_text()
-    text = text.replace("    hosts:", "    switch: ovs\n    fabric: {mtu: 9000}\n    hosts:")
-    text = text.replace("rate: 400mbit", "rate: 10mbit")
+    overlay: dict[str, Value] = {"wan.wan0.rate": "10mbit"}
+    for name in ("main", "remote"):
+        overlay |= {f"datacenters.{name}.switch": "ovs", f"datacenters.{name}.fabric": {"mtu": 9000}}
     path = tmp_path / "ovs.yaml"
-    path.write_text(text)
+    path.write_text(laid_over(ROOT / "topologies" / "two-dc-tiny.yaml", overlay))
     return path
 
 

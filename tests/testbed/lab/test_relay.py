@@ -13,6 +13,7 @@ import httpx
 import openai
 import pytest
 
+from testbed.topology.overlay import laid_over
 from tests.conftest import ROOT, Lab, run_pddbed
 from workers.engine import Sampling, generate
 from workers.models import LoadedModel, ModelSpec, load_model
@@ -30,8 +31,8 @@ def tiny() -> LoadedModel:
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """`tiny`, over a WAN slow enough that the relay makes several tokens of every answer."""
     file = tmp_path_factory.mktemp("relay") / "slow.yaml"
-    ready = (ROOT / "topologies" / "two-dc-tiny.yaml").read_text()
-    file.write_text(ready.replace("rate: 400mbit", "rate: 20mbit").replace("delay: 20ms", "delay: 30ms"))
+    tiny = ROOT / "topologies" / "two-dc-tiny.yaml"
+    file.write_text(laid_over(tiny, {"wan.wan0.rate": "20mbit", "wan.wan0.delay": "30ms"}))
     result = run_pddbed("up", str(file), "--name", "relay", "--api", "auto")
     assert result.returncode == 0, result.stderr
     yield Lab("relay")

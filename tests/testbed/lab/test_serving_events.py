@@ -7,6 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from testbed.topology.overlay import laid_over
 from tests.conftest import ROOT, Lab
 from tests.testbed.lab.test_wan_outage import record_of
 from workers.engine import Sampling, generate
@@ -24,8 +25,7 @@ def test_an_outage_in_the_middle_of_a_kv_transfer_is_triggered_by_the_receiver(
     raise_lab: Callable[..., Lab], tmp_path: Path
 ) -> None:
     file = tmp_path / "cut.yaml"
-    ready = (ROOT / "topologies" / "two-dc-tiny.yaml").read_text()
-    file.write_text(ready.replace("rate: 400mbit", "rate: 20mbit") + OUTAGE)
+    file.write_text(laid_over(ROOT / "topologies" / "two-dc-tiny.yaml", {"wan.wan0.rate": "20mbit"}) + OUTAGE)
     lab = raise_lab(file, "cut-transfer", "--no-verify")
     prompt = [(17 + 31 * number + number * number) % 256 for number in range(LENGTH)]
     body = {"model": "tiny", "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from testbed.links import kernel
+from testbed.topology.overlay import laid_over
 from tests.conftest import ROOT, Lab, run_pddbed
 
 pytestmark = [pytest.mark.root, pytest.mark.usefixtures("leaves_nothing")]
@@ -132,7 +133,7 @@ def test_a_quota_that_this_user_cannot_set_is_refused_before_anything_is_built(
     user: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     file = Path("/tmp") / f"pddbed-test-{os.getpid()}.yaml"
-    file.write_text(TINY.read_text().replace("{role: prefill}", "{role: prefill, cpu: {quota: 50%}}"))
+    file.write_text(laid_over(TINY, {"datacenters.main.hosts.p0.cpu": {"quota": "50%"}}))
     try:
         refused = user("up", str(file), "--name", "quota", "--api", "auto")
         assert refused.returncode == 1

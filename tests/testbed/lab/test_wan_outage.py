@@ -10,6 +10,7 @@ import httpx
 import pytest
 import torch
 
+from testbed.topology.overlay import laid_over
 from tests.conftest import ROOT, Lab, run_pddbed
 from workers.engine import Sampling, generate
 from workers.models import LoadedModel, ModelSpec, load_model
@@ -52,7 +53,7 @@ def test_an_outage_is_hidden_by_the_relay_before_the_hand_over_and_a_delay_after
     raise_lab: Callable[..., Lab], tiny: LoadedModel, tmp_path: Path
 ) -> None:
     file = tmp_path / "slow.yaml"
-    file.write_text((ROOT / "topologies" / "two-dc-tiny.yaml").read_text().replace("rate: 400mbit", "rate: 2mbit"))
+    file.write_text(laid_over(ROOT / "topologies" / "two-dc-tiny.yaml", {"wan.wan0.rate": "2mbit"}))
     lab = raise_lab(file, "wan-outage", "--no-verify")
 
     def asked_with_outage(fraction: str, duration: str, first: int, tokens: int) -> tuple[list[str], dict[str, Any]]:

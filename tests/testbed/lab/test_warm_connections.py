@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.warm_start import TOPOLOGY, ask, padding_bytes
+from testbed.topology.overlay import laid_over
 from tests.conftest import Lab, run_pddbed
 
 BDP_BYTES = 400e6 / 8 * 0.040
@@ -18,7 +19,7 @@ pytestmark = [pytest.mark.root, pytest.mark.quiet]
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[Lab]:
     file = tmp_path / "warm.yaml"
-    file.write_text(TOPOLOGY.format(rate="400mbit", rtt="40ms", warm="true"))
+    file.write_text(laid_over(file, {"serving.kv_pool": {"warm": True}}, TOPOLOGY))
     result = run_pddbed("up", str(file), "--name", "warm", "--api", "auto")
     assert result.returncode == 0, result.stderr
     yield Lab("warm")
