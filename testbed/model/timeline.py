@@ -6,7 +6,7 @@ the timeline began. Knows no file, no clock and no kernel.
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from testbed.model.impairment import BernoulliLoss, CoDel, GilbertElliottLoss, Jitter
 from testbed.model.trace import Trace
@@ -93,7 +93,7 @@ class CrossTraffic:
     """Flows between the link's own end hosts. Rates count IP bytes; `on_ns` None: no bursts, always on."""
 
     duration_ns: int
-    protocol: str  # tcp | udp
+    protocol: Literal["tcp", "udp"]
     rate_bps: int | None  # of all flows together, while they are on
     flows: int = 1
     on_ns: int | None = None  # mean lengths of exponentially distributed bursts and pauses

@@ -4,7 +4,6 @@ Owns their lives; what they do is `traffic`'s. Each source has a thread that wai
 timeline never does.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -13,8 +12,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from testbed.congestion.traffic import messages
 from testbed.congestion.traffic.pacing import burst_seed
 from testbed.machine.netns import network_namespace_of
 from testbed.model.timeline import CrossTraffic
@@ -96,32 +95,40 @@ class Stream:
         wanted, source = self._wanted, self.source
         receiver = _spawn(source.receiver_pid)
         children.append(receiver)
-        _tell(receiver, be="receiver", protocol=wanted.protocol, address=source.receiver_address, flows=wanted.flows)
+        _tell(receiver, messages.BeReceiver(wanted.protocol, source.receiver_address, wanted.flows))
         sender = _spawn(source.sender_pid)
         children.append(sender)
         rate_bps = None if wanted.rate_bps is None else max(1, wanted.rate_bps // wanted.flows)
-        flows = {"mtu": source.mtu, "seeds": self._seeds, "rate_bps": rate_bps}
-        times = {"duration_ns": wanted.duration_ns, "on_ns": wanted.on_ns, "off_ns": wanted.off_ns}
-        target = {"protocol": wanted.protocol, "address": source.receiver_address, "port": _hear(receiver)["port"]}
-        _tell(sender, be="sender", **target, **flows, **times)
-        _hear(sender)
+        order = messages.BeSender(
+            protocol=wanted.protocol,
+            address=source.receiver_address,
+            port=_hear(receiver, messages.Listening).port,
+            mtu=source.mtu,
+            seeds=self._seeds,
+            rate_bps=rate_bps,
+            duration_ns=wanted.duration_ns,
+            on_ns=wanted.on_ns,
+            off_ns=wanted.off_ns,
+        )
+        _tell(sender, order)
+        _hear(sender, messages.Ready)
         self._sender = sender
         self.ready.set()
         self._told.wait()
         if self._start_ns is None:
             return
         if not self._stopped:
-            _tell(sender, start_ns=self._start_ns)
-            sent = _hear(sender)
+            _tell(sender, messages.Begin(self._start_ns))
+            sent = _hear(sender, messages.Sent)
             # What is on its way is still to be counted.
             linger_s = min(_MOST_LINGER_S, max(_LEAST_LINGER_S, 1.2 * source.drain_ns() / 1e9))
             with suppress(subprocess.TimeoutExpired):
                 receiver.wait(linger_s)
-            _tell(receiver, report=True)
-            received = _hear(receiver)
+            _tell(receiver, messages.Report())
+            received = _hear(receiver, messages.Received)
             self._report("traffic", sent=sent, received=received, **self._rates(sent, received))
 
-    def _rates(self, sent: dict[str, Any], received: dict[str, Any]) -> dict[str, Any]:
+    def _rates(self, sent: messages.Sent, received: messages.Received) -> dict[str, int]:
         span_ns = sent["ended_ns"] - sent["began_ns"]
         rate = 0 if span_ns <= 0 else round(received["bytes"] * 8e9 / span_ns)
         return {"received_payload_bps": rate, "late_ns": sent["late_ns"]}
@@ -177,19 +184,18 @@ def _spawn(pid: int) -> "subprocess.Popen[str]":
         )
 
 
-def _tell(child: "subprocess.Popen[str]", **message: Any) -> None:
+def _tell(child: "subprocess.Popen[str]", message: object) -> None:
     assert child.stdin is not None
-    child.stdin.write(json.dumps(message) + "\n")
+    child.stdin.write(messages.line_of(message))
     child.stdin.flush()
 
 
-def _hear(child: "subprocess.Popen[str]") -> dict[str, Any]:
+def _hear(child: "subprocess.Popen[str]", kind: type[messages.T]) -> messages.T:
     assert child.stdout is not None
     line = child.stdout.readline()
     if not line:
         raise OSError(f"the process ended with status {child.wait()}")
-    message: dict[str, Any] = json.loads(line)
-    return message
+    return messages.read_line(line, kind)
 
 
 def _end(child: "subprocess.Popen[str]") -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from time import monotonic_ns
 from typing import Any
 
+from testbed.congestion.traffic.messages import BeSender, Sent
 from testbed.congestion.traffic.pacing import FOREVER, Pacer, bursts
 
 _TICK_NS = 1_000_000
@@ -133,21 +134,22 @@ class TcpFlow(Flow):
         return {"bytes": self.sent_bytes, "bytes_acked": acked, "retransmitted": again, "error": self._error}
 
 
-def make_flows(wanted: dict[str, Any]) -> list[Flow]:
-    """The flows of {"protocol", "address", "port", "mtu", "duration_ns", "on_ns", "off_ns", "rate_bps", "seeds"}."""
+def make_flows(wanted: BeSender) -> list[Flow]:
+    """The flows of an order."""
     flows: list[Flow] = []
-    target = (wanted["address"], wanted["port"])
-    for number, seed in enumerate(wanted["seeds"]):
-        on = bursts(seed, wanted["duration_ns"], wanted["on_ns"], wanted["off_ns"])
-        rate_bps = wanted["rate_bps"]
-        if wanted["protocol"] == "udp":
-            flows.append(UdpFlow(number, target, wanted["mtu"], rate_bps, on))
+    target = (wanted.address, wanted.port)
+    for number, seed in enumerate(wanted.seeds):
+        on = bursts(seed, wanted.duration_ns, wanted.on_ns, wanted.off_ns)
+        rate_bps = wanted.rate_bps
+        if wanted.protocol == "udp":
+            assert rate_bps is not None, "the timeline's check asks for it"
+            flows.append(UdpFlow(number, target, wanted.mtu, rate_bps, on))
         else:
-            flows.append(TcpFlow(number, target, wanted["mtu"], rate_bps, on))
+            flows.append(TcpFlow(number, target, wanted.mtu, rate_bps, on))
     return flows
 
 
-def send(flows: list[Flow], start_ns: int, duration_ns: int) -> dict[str, Any]:
+def send(flows: list[Flow], start_ns: int, duration_ns: int) -> Sent:
     """Run the flows from `start_ns` (CLOCK_MONOTONIC) on, until they are over or standard input has something."""
     selector = selectors.SelectSelector()  # waits to the microsecond; epoll to the millisecond
     selector.register(sys.stdin, selectors.EVENT_READ, None)
