@@ -81,7 +81,7 @@ def test_models_and_health_and_metrics(lab: Served) -> None:
     assert lab.get("/health").json() == {"status": "ok", "pipeline": "p-rld-md", "workers": ["p0", "rld0", "md0"]}
     assert 'pddbed_worker_up{instance="md0"} 1' in lab.get("/metrics").text
     assert lab.post("/v1/completions", {"prompt": prompt_of(40, seed=9), "max_tokens": 2}).status_code == 200
-    kv = 'pddbed_wire_bytes_total{instance="p0",peer="md0",direction="sent",class="kv"}'
+    kv = 'pddbed_wire_bytes_total{class="kv",direction="sent",instance="p0",peer="md0"}'
     lab.wait_for(lambda: kv in lab.get("/metrics").text, "prefill's next status, a second later at most")
 
 
