@@ -155,7 +155,7 @@ class ForkServer:
 
 
 class _Birth:
-    """What a child needs before it enters its namespaces: opened in the server's, where the paths are known to hold."""
+    """Descriptors that a child needs, opened in the server's namespaces, where the paths are known to hold."""
 
     def __init__(self, request: Spawn, variables: dict[str, str]) -> None:
         self.variables = variables
@@ -196,8 +196,8 @@ class _Birth:
 
 
 def _set_niceness(nice: int) -> None:
-    """Of this process and, where the kernel groups sessions (CONFIG_SCHED_AUTOGROUP), of its session: within a group
-    niceness counts for nothing outside. Going ahead of others needs a privilege; without it one waits like everybody.
+    """Set the niceness of this process and, with CONFIG_SCHED_AUTOGROUP, of its session: within a
+    group niceness counts for nothing outside. Going ahead of others needs a privilege; without it one waits like everybody.
     """
     with suppress(PermissionError):
         os.nice(nice)

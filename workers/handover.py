@@ -1,4 +1,4 @@
-"""How a request goes from relay decode to main decode, as decisions. Pure: no clocks, no sockets, no sequences.
+"""The hand-over of a request from relay decode to main decode, as decisions. Pure: no clocks, no sockets, no sequences.
 
 one-shot   the relay stops when asked and sends all token ids at once; main decode recomputes them in one extend.
 catch-up   the relay goes on and sends each id as it makes it; main decode extends what has come, round after round,
@@ -51,7 +51,7 @@ def choose_mode(asked: str, load: RelayLoad) -> tuple[str, str]:
 
 
 def close_enough(rounds: Sequence[int], waiting: int) -> bool:
-    """Whether main decode has caught up, after rounds of so many ids each, with `waiting` ids come meanwhile.
+    """True if main decode has caught up, after rounds of so many ids each, with `waiting` ids come meanwhile.
 
     It goes on catching up while the relay is being told, so this need not be exact.
     """
@@ -59,7 +59,7 @@ def close_enough(rounds: Sequence[int], waiting: int) -> bool:
 
 
 def overtakes(relay_itl_ns: float, main_itl_ns: float, rtt_ns: float) -> bool:
-    """Whether main decode, starting one round trip behind at the gateway, gets ahead of the relay before long.
+    """True if main decode, starting one round trip behind at the gateway, gets ahead of the relay before long.
 
     It gains `relay_itl - main_itl` with each token, so it needs rtt / (relay_itl - main_itl) tokens.
     """
@@ -71,7 +71,7 @@ def overtakes(relay_itl_ns: float, main_itl_ns: float, rtt_ns: float) -> bool:
 
 @dataclass(slots=True)
 class Pace:
-    """How fast someone makes tokens, by when they were seen."""
+    """The speed at which someone makes tokens, by when they were seen."""
 
     first_ns: int | None = None
     last_ns: int = 0

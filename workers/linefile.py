@@ -24,7 +24,7 @@ FULL = errno.EFBIG  # stands for a file that has reached its limit
 
 
 class Unwritten:
-    """How many lines found no room, by kind. In a lab these are in the lab's own file as well (docs/environment.md)."""
+    """Numbers of lines that found no room, by kind. In a lab these are in the lab's file, too (docs/environment.md)."""
 
     def __init__(self, row: memoryview | None = None) -> None:
         """`row`: where the lab reads them, `ROW_WORDS` words."""

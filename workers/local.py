@@ -43,7 +43,7 @@ class ClusterError(Exception):
 
 @dataclass(frozen=True)
 class Layout:
-    """What to run: hosts with role and datacenter, model, serving settings, and what differs per host.
+    """A cluster to run: hosts with role and datacenter, model, serving settings, and what differs per host.
 
     `reroute` maps (from host, to host) to a port: where `from` looks for `to`, such as a proxy's.
     """
@@ -123,7 +123,7 @@ class InProcessCluster:
         self.records = records
 
     def port(self, name: str) -> int:
-        """Where a host listens."""
+        """The port of a host."""
         return self._plan.port(name)
 
     @property
@@ -205,7 +205,7 @@ class LocalCluster:
         return self.directory / f"{name}.log"
 
     def port(self, name: str) -> int:
-        """Where a host listens, or will: known before anything is started."""
+        """The port on which a host listens, or will: known before anything is started."""
         return self._planned().port(name)
 
     def listener(self, name: str) -> socket.socket:

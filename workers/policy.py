@@ -1,10 +1,10 @@
-"""Which workers serve a request, and by which pipeline. Pure: no clocks, no sockets; shared with the simulator."""
+"""The choice of workers for a request, and of the pipeline. Pure: no clocks, no sockets; shared with the simulator."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 OFFLOAD_THRESHOLD = 512
-"""Of `prfaas`, by default: uncached tokens up to which a decode worker prefills a prompt itself."""
+"""The default of `prfaas`: uncached tokens up to which a decode worker prefills a prompt itself."""
 BUSY_TOKENS = 256
 """By default: a request that a worker has weighs as much as so many tokens of a prompt that it lacks."""
 
@@ -22,7 +22,7 @@ class NoRoute(Exception):
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """What routing knows of a worker. `connected`: the peers to which its own warm connections are up.
+    """A worker, as routing knows it. `connected`: the peers to which its own warm connections are up.
 
     `matched`: tokens of the request's prompt whose KV its cache holds; `busy_tokens`: how many of them each of the
     `active` requests that it has weighs. `cached`: tokens that its cache holds in all.
@@ -48,7 +48,7 @@ class Route:
     main: str | None
     reason: str
     hit_rate: float = 0.0
-    """Which share of the prompt main decode's cache held when the route was chosen."""
+    """The share of the prompt that main decode's cache held when the route was chosen."""
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -151,8 +151,8 @@ def _hit_rate(route: Route, prompt_tokens: int, views: Sequence[WorkerView]) -> 
 
 
 def choose_route(pipeline: str, reason: str, workers: Iterable[WorkerView]) -> Route:
-    """Of each role the pipeline needs the worker that holds most of the prompt, unless it is busier by more than that
-    is worth (`busy_tokens`), of equals the one that caches less, then by name; prefill must reach the others, and its
+    """For each role that the pipeline needs, the worker that holds most of the prompt, unless it is busier by more than
+    that is worth (`busy_tokens`), of equals the one that caches less, then by name; prefill must reach the others, and its
     relay is one of its own datacenter.
 
     Raises NoRoute.

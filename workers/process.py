@@ -9,7 +9,6 @@ import socket
 import sys
 from typing import Protocol
 
-from workers.bytelog import ByteLog
 from workers.environment import WorkerEnvironment
 from workers.gateway.server import Gateway
 from workers.linefile import LogLines
@@ -20,6 +19,7 @@ from workers.roles.main_decode import MainDecodeWorker
 from workers.roles.prefill import PrefillWorker
 from workers.roles.relay_decode import RelayDecodeWorker
 from workers.wire.frames import Counters
+from workers.worker_records import ByteLog
 
 ROLE_CLASSES = {
     "prefill": PrefillWorker,

@@ -1,4 +1,4 @@
-"""What a request leaves behind: one JSON line, vllm bench's names for what it has and `pdd_*` for the rest."""
+"""The record of a request: one JSON line, vllm bench's names for what it has and `pdd_*` for the rest."""
 
 import json
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ class RequestLog:
     recovery: list[dict[str, Any]] = field(default_factory=list)
     """Each loss: when, after how many tokens, of whom, why, and who went on."""
     gateway_queue_ns: int = 0
-    """How long the request waited in the gateway for others to end, `start_ns` being before that."""
+    """Time that the request waited in the gateway for others to end, `start_ns` being before that."""
     spliced: int | None = None
     """Tokens of a chat's earlier turns that stand in the prompt as generated, where text would have become others."""
     retokenised: int | None = None
@@ -149,7 +149,7 @@ class RequestLog:
         }
 
     def _pause_ms(self) -> float | None:
-        """What the client sees: the gap before a main decode's token that follows a relay's, the longest of several."""
+        """The client's pause: the gap before a main decode's token that follows a relay's, the longest of several."""
         roles = [self.roles.get(instance) for instance in self.instances]
         pauses = [
             self.token_ns[i] - self.token_ns[i - 1]
@@ -163,7 +163,7 @@ class RequestLog:
 
 
 def _share(span: Span | None) -> float | None:
-    """Which share of a span's tokens a cache had; None when there is no span."""
+    """The share of a span's tokens a cache had; None when there is no span."""
     return span.cached / span.tokens if span is not None and span.tokens else None
 
 

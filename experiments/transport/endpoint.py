@@ -17,7 +17,6 @@ from dataclasses import replace
 from typing import Any
 
 from experiments.transport.memory import Memory, Shape, Shelf
-from workers.bytelog import ByteLog
 from workers.environment import WorkerEnvironment, read_environment
 from workers.wire.connection import Local
 from workers.wire.frames import PROTOCOL_VERSION, WireError
@@ -26,6 +25,7 @@ from workers.wire.kv_send import OutgoingKv
 from workers.wire.kv_source import First, KvSource
 from workers.wire.messages import RequestSpec, SamplingSpec
 from workers.wire.peers import Peers
+from workers.worker_records import ByteLog
 
 NICENESS = -10  # of an endpoint that computes as well
 CONNECT_S = 280.0  # an emulated CPU takes its time, the more so where others run beside it

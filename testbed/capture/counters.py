@@ -1,7 +1,7 @@
 """The workers' own byte counters: every worker notes them on demand, and an audit reads the notes.
 
 A worker appends a line to `bytes-HOST.jsonl` in its records directory on SIGUSR1 and when it ends
-(workers/bytelog.py). Counters are cumulative since the worker started.
+(workers/worker_records.py). Counters are cumulative since the worker started.
 """
 
 import json

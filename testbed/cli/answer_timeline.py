@@ -25,7 +25,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What bars are drawn with: blocks, or ASCII where the terminal's encoding has nothing better.
+    """The characters of bars: blocks, or ASCII where the terminal's encoding has nothing better.
 
     `ends` fill a cell from the left, by growing parts; `right_half` is the cell where a bar begins in its middle.
     """
@@ -59,7 +59,7 @@ def size(value: int) -> str:
 
 
 def rows_of(record: Mapping[str, Any], styles: Mapping[str, str], marks: Marks) -> list[Row]:
-    """What happened, in order: prefill, transfers, first token, relay, hand-over, main decode, end."""
+    """The events, in order: prefill, transfers, first token, relay, hand-over, main decode, end."""
     origin = record["pdd_start_ns"]
     spans: dict[str, Mapping[str, Any]] = {}
     for span in record["pdd_spans"]:
@@ -126,13 +126,13 @@ def _tokens(count: int) -> str:
 
 
 def _hit(span: Mapping[str, Any]) -> str:
-    """What the receiver's cache held, where it held any."""
+    """The share that the receiver's cache held, where it held any."""
     cached = span.get("cached", 0)
     return f"  {cached / span['tokens']:.0%} hit" if cached else ""
 
 
 def route_sentence(record: Mapping[str, Any]) -> str:
-    """Which pipeline, and why."""
+    """The pipeline, and the reason for it."""
     return f"pipeline {record['pdd_pipeline'].upper()}: {record['pdd_route_reason']}"
 
 

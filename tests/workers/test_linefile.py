@@ -19,8 +19,8 @@ from workers.engine import PaceCounts, Profile
 from workers.linefile import LineFile, LogLines, Unwritten
 from workers.local import InProcessCluster, Layout
 from workers.models import LoadedModel
-from workers.pacelog import PaceLog
 from workers.records import RecordWriter
+from workers.worker_records import PaceLog
 
 LONG = {"line": "x" * 9000}  # more than a page of what is left, so that a part of it finds room
 

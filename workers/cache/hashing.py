@@ -17,7 +17,7 @@ TOKEN_BYTES = 4
 
 
 def chain_root(fingerprint: str, block_size: int) -> bytes:
-    """What the first block's hash continues."""
+    """The root, which the first block's hash continues."""
     return xxhash.xxh3_128_digest(f"{block_size} tokens a block of {fingerprint}".encode())
 
 
@@ -47,7 +47,7 @@ def extend_chain(root: bytes, hashes: list[bytes], tokens: Sequence[int], block_
 
 
 def common_blocks(some: Sequence[Hashable], others: Sequence[Hashable]) -> int:
-    """How many blocks two chains have in common. By bisection: equal names have equal ones before them."""
+    """Number of blocks that two chains have in common. By bisection: equal names have equal ones before them."""
     return bisect_left(range(min(len(some), len(others))), True, key=lambda block: some[block] != others[block])
 
 
@@ -70,7 +70,7 @@ class CacheMirror:
         self._names.update(inserted)
 
     def held(self, hashes: Sequence[bytes]) -> int:
-        """How many of a chain's first blocks are there. By bisection: no cache holds a block without its parents."""
+        """Number of a chain's first blocks that are there. By bisection: no cache holds a block without its parents."""
         return bisect_left(hashes, True, key=lambda name: name not in self._names)
 
     def correct(self, hashes: Sequence[bytes], held: int) -> None:

@@ -1,4 +1,4 @@
-"""What a prefix cache matches, keeps and evicts, on extents: runs of blocks used together. Pure: no tensors, no clocks.
+"""The policy of a prefix cache on extents, runs of blocks used together. Pure: no tensors, no clocks.
 
 The blocks are named by *paths*: sequences whose i-th item names the block i together with everything before it, so
 that two paths are equal up to i exactly when their items at i are. The live store's paths are lists of chained hashes;
@@ -83,11 +83,11 @@ class PrefixPolicy:
         return self.size - self.pinned
 
     def match(self, path: Path) -> int:
-        """How many of the path's first blocks are cached. Changes nothing."""
+        """Number of the path's first blocks that are cached. Changes nothing."""
         return sum(count for _, count in self._walk(path, len(path)))
 
     def match_pinned(self, path: Path) -> int:
-        """How many of the path's first blocks are cached and pinned: whoever adopts them takes no memory."""
+        """Number of the path's first blocks that are cached and pinned: whoever adopts them takes no memory."""
         return sum(count for extent, count in self._walk(path, len(path)) if extent.pins)
 
     def following(self, path: Path, count: int) -> Iterator[Any]:
@@ -261,7 +261,7 @@ class PrefixPolicy:
 
 
 def _common(label: Path, path: Path, start: int, limit: int) -> int:
-    """How many blocks `label` and `path[start:limit]` share from their beginnings, the first of which they do."""
+    """Number of blocks that `label` and `path[start:limit]` share from their beginnings, the first of which they do."""
     low, high = 1, min(len(label), limit - start)
     if label[high - 1] == path[start + high - 1]:
         return high

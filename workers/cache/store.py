@@ -33,7 +33,7 @@ class _Cached:
 
 @dataclass(eq=False)
 class Lease:
-    """What a sequence uses of the cache: `pinned` blocks of the path `hashes`. Its block references are its own."""
+    """A sequence's hold on the cache: `pinned` blocks of the path `hashes`. Its block references are its own."""
 
     hashes: list[bytes] = field(default_factory=list)
     pinned: int = 0

@@ -41,7 +41,7 @@ class BlockPool:
         element = DTYPES[dtype]
         self.bytes_per_token = int(np.prod(config.kv_shape)) * element.itemsize
         self.stage: HostStage | None = None
-        """Where the wire finds the blocks of a pool whose memory it cannot reach."""
+        """The memory in which the wire finds the blocks of a pool whose memory it cannot reach."""
         if device == "cpu":
             # numpy asks the kernel for zero pages: a large pool costs memory only once it is written to.
             array = np.zeros(num_blocks * block_size * self.bytes_per_token, np.uint8)
@@ -118,7 +118,7 @@ class BlockPool:
             assert self._references[block] >= 0, f"block {block} released twice"
 
     def references(self, block: int) -> int:
-        """How many hold the block; 0 when it is free."""
+        """Number of holders of the block; 0 when it is free."""
         return self._references[block]
 
     def view(self, block: int, num_tokens: int) -> memoryview:
@@ -140,7 +140,7 @@ class BlockPool:
         return self._bytes[start : start + num_tokens * self.bytes_per_token]
 
     def store(self, blocks: Iterable[int]) -> int:
-        """What was written into the blocks' views is their KV from now on; returns the ns that copies took."""
+        """Take what was written into the blocks' views for their KV from now on; returns the ns of copies."""
         return self.stage.store(blocks) if self.stage is not None else 0
 
     def check_integrity(self, holders: Iterable[Iterable[int]] | None = None) -> None:

@@ -141,7 +141,7 @@ class SequenceMemory:
         return fitted
 
     def _is_behind(self, sequence: Sequence, computing: List[Sequence]) -> bool:
-        """Whether one that is being computed will soon have put more of its beginning into the cache than there is."""
+        """True if one that is being computed will soon have put more of its beginning into the cache than there is."""
         if self._cache is None or sequence.preempted:
             return False
         hashes = self.leases[sequence].hashes

@@ -28,7 +28,7 @@ PROMPT_STEP_NS = 250_000_000
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a step computes: tokens of prompts; sequences with one answer token; those with several, and how many."""
+    """The work of a step: tokens of prompts; sequences with one answer token; those with several, and how many."""
 
     prompt_tokens: int = 0
     decoding: int = 0
@@ -37,8 +37,8 @@ class Work:
 
 
 def work_of(chunks: Iterable[Chunk]) -> Work:
-    """Of a step's chunks. A token's position says whether it is of the prompt; a guess is computed as an extended one,
-    along with its sequence's decode.
+    """The work of a step's chunks. A token's position says whether it is of the prompt; a guess is computed as an extended
+    one, along with its sequence's decode.
     """
     prompt_tokens = decoding = extending = extend_tokens = 0
     for chunk in chunks:
@@ -52,7 +52,7 @@ def work_of(chunks: Iterable[Chunk]) -> Work:
 
 
 class Profile(Struct, frozen=True, forbid_unknown_fields=True):
-    """How fast some hardware is, in the lab's own tokens and times (whatever scale it has). Times in ns.
+    """The speed of some hardware, in the lab's own tokens and times (whatever scale it has). Times in ns.
 
     `decode_step_ns` is a step of one sequence, `decode_sequence_ns` what each further one adds. `extend_token_ns` is
     what each answer token adds that is computed with others of its sequence, and `extend_pass_ns` what a step takes
@@ -67,7 +67,7 @@ class Profile(Struct, frozen=True, forbid_unknown_fields=True):
     extend_pass_ns: Nanoseconds | None = None
 
     def step_ns(self, work: Work) -> int:
-        """How long a step takes."""
+        """Duration of a step."""
         ns = work.prompt_tokens * self.prefill_token_ns + work.extend_tokens * self.extend_token_ns
         one_pass = self.decode_step_ns if work.decoding or self.extend_pass_ns is None else self.extend_pass_ns
         answering = work.decoding + work.extending
@@ -76,7 +76,7 @@ class Profile(Struct, frozen=True, forbid_unknown_fields=True):
         return round(ns)
 
     def prompt_step_tokens(self, at_most: int) -> int:
-        """How many tokens of a prompt a step takes."""
+        """Number of a prompt's tokens that a step takes."""
         if self.prefill_token_ns * at_most <= PROMPT_STEP_NS:
             return at_most
         return max(1, int(PROMPT_STEP_NS / self.prefill_token_ns))
@@ -84,7 +84,7 @@ class Profile(Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class PaceCounts:
-    """How pacing went so far. `late` steps ended later than tolerated; of these, `overran` were computed too slowly.
+    """Counts of paced steps. `late` steps ended later than tolerated; of these, `overran` were computed too slowly.
 
     `lateness_ns` adds up by how much late steps were later than the one before, while there was work all the time.
     """
@@ -110,7 +110,7 @@ class Pacer:
         self._due_ns = 0
         self._step_ns = 0
         self._before_ns = 0
-        """How late the step before was, if this one follows at once."""
+        """Lateness of the step before, if this one follows at once."""
         self._late_ns = 0
 
     def begin(self, work: Work, since_ns: int) -> int:

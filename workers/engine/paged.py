@@ -123,7 +123,7 @@ class _Alone:
 
 
 def group(segments: List[Segment], max_tokens: int) -> list[list[int]]:
-    """Which segments to attend together, by index: equally many new tokens, similar lengths.
+    """The segments to attend together, by index: equally many new tokens, similar lengths.
 
     A group is padded to its longest member: none to more than 1.5 times its length and 64. A group of several has at
     most `max_tokens` in all, padding included.
@@ -161,7 +161,7 @@ def _keys_and_values(kv: Tensor, count: int, kv_heads: int) -> tuple[Tensor, Ten
 
 
 def _padded_slots(segments: List[Segment], length: int, block_size: int) -> Tensor:
-    """Where the KV of each segment's tokens `0..end` is, as indices into a layer's tokens `[segments, length]`.
+    """The places of the KV of each segment's tokens `0..end` is, as indices into a layer's tokens `[segments, length]`.
 
     Behind its end each repeats its first token: the memory there may hold anything, and not-a-number times a weight
     of zero would be not-a-number.

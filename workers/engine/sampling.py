@@ -19,7 +19,7 @@ _LIMITS = torch.finfo(torch.float32)
 
 
 class TokenCounts:
-    """Which tokens a sequence has up to `length`, and how often its answer has each. Grows with it: what was counted
+    """The tokens that a sequence has up to `length`, and how often its answer has each. Grows with it: what was counted
     is not counted again.
     """
 
@@ -69,7 +69,7 @@ MAX_LOGPROBS = 64
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to choose tokens and when to stop. `max_tokens` counts all generated tokens, wherever they were
+    """The way to choose tokens, and the end of an answer. `max_tokens` counts all generated tokens, wherever they were
     made.
 
     Temperature 0 is greedy. `seed` None counts as 0: whoever wants different answers gives different seeds.
@@ -111,12 +111,12 @@ class Sampling:
 
     @property
     def penalises(self) -> bool:
-        """Whether a choice depends on which tokens there are already."""
+        """True if a choice depends on which tokens there are already."""
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
 
 class Row(NamedTuple):
-    """How a token is chosen, and which position it will have in its sequence.
+    """The way one token is chosen, and which position it will have in its sequence.
 
     With penalties `counts` has the sequence's tokens, behind which those of `draft` are guessed.
     """
@@ -143,7 +143,7 @@ class BadLogits(ArithmeticError):
 
 
 Sampled = Choice | Exception
-"""What became of a row: a choice, or why there is none."""
+"""The outcome of a row: a choice, or why there is none."""
 
 
 def choose(logits: Tensor, requests: List[Row]) -> list[Sampled]:

@@ -40,16 +40,16 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)
     computed: int = 0
     cached: int = 0
-    """Of `computed`, what a cache had when the sequence got its blocks."""
+    """The part of `computed` that a cache had when the sequence got its blocks."""
     finish_reason: FinishReason | None = None
     drafted: int = 0
     accepted: int = 0
-    """Of `drafted` tokens, which were guessed ahead, those that the model chose itself."""
+    """Those of the `drafted` tokens, guessed ahead, that the model chose itself."""
 
     preempted: int = 0
-    """How often its blocks were taken away while it decoded."""
+    """Number of times that its blocks were taken away while it decoded."""
     counts: TokenCounts | None = None
-    """Of the tokens so far, for penalties."""
+    """Counts of the tokens so far, for penalties."""
     spoilt: bool = False
     """Computing it has failed: nobody may use its KV."""
 

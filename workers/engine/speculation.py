@@ -37,7 +37,7 @@ class Drafter:
         self._indexed = 0
 
     def propose(self, tokens: List[int], at_most: int) -> list[int]:
-        """What may follow `tokens`: up to `at_most` ids; none when their end has not occurred before.
+        """A guess of what follows `tokens`: up to `at_most` ids; none when their end has not occurred before.
 
         Where the earlier occurrence runs into the end, it is continued with what has been guessed: a loop.
         """

@@ -18,7 +18,7 @@ from torch import Tensor
 
 @dataclass
 class CopyCount:
-    """What was copied in one direction; `ns` by the device's clock."""
+    """Copies in one direction; `ns` by the device's clock."""
 
     copies: int = 0
     bytes: int = 0
@@ -31,7 +31,7 @@ class CopyCount:
 
 
 def needs_staging(device: torch.device) -> bool:
-    """Whether the kernel cannot read the device's memory."""
+    """True if the kernel cannot read the device's memory."""
     return device.type != "cpu"
 
 

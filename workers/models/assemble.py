@@ -16,7 +16,7 @@ from workers.models.weights import check_memory
 
 @dataclass(frozen=True)
 class Names:
-    """What a format calls its tensors, without `.weight` and `.bias`; `layer` takes the layer's index."""
+    """The names of a format's tensors, without `.weight` and `.bias`; `layer` takes the layer's index."""
 
     embed: str
     head: str
@@ -118,7 +118,7 @@ def _latent(config: ModelConfig, names: Names, theirs: str, read: Read, paired: 
     assert latent is not None
 
     def rotated(rows: np.ndarray) -> np.ndarray:
-        """Of each head's rows the last `rope_dim` are rotated."""
+        """The last `rope_dim` of each head's rows are rotated."""
         if paired:
             return rows
         heads = rows.reshape(-1, latent.query_dim, rows.shape[1])

@@ -59,7 +59,7 @@ class GroupedHeads(nn.Module):
         self.k_norm = take("k_norm") if config.qk_norm else None
 
     def forward(self, normed: Tensor, phases: Tensor, attention: Attention) -> Tensor:
-        """What `normed [tokens, hidden]` gains from attention, `[tokens, hidden]`."""
+        """The share of attention in the residual of `normed [tokens, hidden]`, `[tokens, hidden]`."""
         config = self.config
         heads, kv_heads, head_dim = config.heads, config.kv_heads, config.head_dim
         qkv = project(normed, self.qkv)
@@ -104,7 +104,7 @@ class LatentHeads(nn.Module):
         self.q_up = take("q_up") if self.latent.query_rank else None
 
     def forward(self, normed: Tensor, phases: Tensor, attention: Attention) -> Tensor:
-        """What `normed [tokens, hidden]` gains from attention, `[tokens, hidden]`."""
+        """The share of attention in the residual of `normed [tokens, hidden]`, `[tokens, hidden]`."""
         latent = self.latent
         widths = (latent.query_width(self.heads), latent.kv_rank, latent.rope_dim)
         queries, latents, shared_key = project(normed, self.first).split(widths, dim=-1)

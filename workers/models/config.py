@@ -19,7 +19,7 @@ class ModelError(Exception):
 
 
 def model_name(path: Path) -> str:
-    """What clients call the model at `path`: the last part of the path, whatever dots are in it.
+    """The name that clients give the model at `path`: the last part of the path, whatever dots are in it.
 
     A GGUF file's name goes without its ending and its number among several parts, and a snapshot in a Hugging Face
     cache has its repository's name.
@@ -33,7 +33,7 @@ def model_name(path: Path) -> str:
 
 
 class ModelSpec(Struct, frozen=True, forbid_unknown_fields=True):
-    """What to load: `name` is a built-in or fetched model, a Hugging Face directory or a `.gguf` file.
+    """A model to load: `name` is a built-in or fetched model, a Hugging Face directory or a `.gguf` file.
 
     `seed` draws the weights of built-in models; `dtype` is float32, bfloat16 or float16.
     """
@@ -60,7 +60,7 @@ class Latent:
 
     @property
     def query_dim(self) -> int:
-        """Of one head."""
+        """Width of one head's query."""
         return self.nope_dim + self.rope_dim
 
     def query_width(self, heads: int) -> int:
@@ -120,7 +120,7 @@ class ModelConfig:
     experts: Experts | None = None
     rope_magnitude: float = 1.0
     attention_scale: float | None = None
-    """What query-key products are multiplied with; None: `head_dim`, as each head sees it, to the power of -1/2."""
+    """Factor of query-key products; None: `head_dim`, as each head sees it, to the power of -1/2."""
 
     @property
     def kv_shape(self) -> tuple[int, ...]:
@@ -130,7 +130,7 @@ class ModelConfig:
         return (self.layers, self.head_dim) if self.latent else (self.layers, 2, self.kv_heads, self.head_dim)
 
     def mixed(self, layer: int) -> bool:
-        """Whether a layer has experts."""
+        """True if a layer has experts."""
         return self.experts is not None and layer >= self.experts.first_layer
 
     @property
@@ -140,7 +140,7 @@ class ModelConfig:
 
     @property
     def scale(self) -> float:
-        """What query-key products are multiplied with."""
+        """Factor of query-key products."""
         return self.attention_scale or (self.latent.query_dim if self.latent else self.head_dim) ** -0.5
 
     @property

@@ -71,7 +71,7 @@ _MARK = ".made-by-pddbed"  # in a fetch's own scratch directory
 
 
 def models_dir() -> Path:
-    """Where model files are kept: $PDDBED_MODELS, else the system's cache for root and the user's for
+    """The directory of model files: $PDDBED_MODELS, else the system's cache for root and the user's for
     others, inside their labs too.
     """
     if chosen := os.environ.get("PDDBED_MODELS"):
@@ -103,7 +103,7 @@ def _home(user: int) -> Path:
 
 
 def model_path(entry: Fetchable) -> Path:
-    """Where the file of `entry` is, or will be."""
+    """The path of `entry`'s file, which need not be there."""
     return models_dir() / entry.filename
 
 
@@ -123,7 +123,7 @@ def verified_path(entry: Fetchable) -> Path:
 
 
 def is_whole(entry: Fetchable) -> bool:
-    """Whether the file is there and has the right hash."""
+    """True if the file is there and has the right hash."""
     try:
         with model_path(entry).open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest() == entry.sha256
@@ -156,7 +156,7 @@ def fetch(entry: Fetchable, progress: Progress = lambda stage, done, total: None
 
 
 def _is_scratch(directory: Path) -> bool:
-    """Whether a fetch of this user made the directory: the user may have named theirs alike."""
+    """True if a fetch of this user made the directory: the user may have named theirs alike."""
     try:
         made, marked = directory.lstat(), (directory / _MARK).lstat()
     except OSError:

@@ -20,7 +20,7 @@ MOST = 1 << 31  # of a count, as in requests
 
 @dataclass(frozen=True)
 class RequestDefaults:
-    """What a request asks for where it says nothing itself; None: the API's own default. `unapplied` is told once."""
+    """Defaults of requests that say nothing themselves; None: the API's own default. `unapplied` is told once."""
 
     temperature: float | None = None
     top_p: float | None = None

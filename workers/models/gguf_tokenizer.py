@@ -28,12 +28,12 @@ _DEFAULT = (
     r"\p{N}+",
     r"[0-9][0-9][0-9]",
 )
-"""What llama.cpp takes for a file that names no pre-tokenizer, one after the other."""
+"""The patterns that llama.cpp takes for a file that names no pre-tokenizer, one after the other."""
 
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """How text is cut before BPE runs.
+    """The cutting of text before BPE runs.
 
     `whole_words` takes a piece that is in the vocabulary as it is; `adds_bos`: such vocabularies begin a text with
     their BOS token unless the file says otherwise.
@@ -109,7 +109,7 @@ NEUTRAL = (
 )
 """Used by none of: BPE, chats, completions."""
 ONLY_FALSE = ("add_space_prefix", "add_sep_token", "remove_extra_whitespaces", "escape_whitespaces")
-"""Of other kinds of tokenizers than ours."""
+"""Keys of other kinds of tokenizers than ours."""
 
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 _ENDS = (

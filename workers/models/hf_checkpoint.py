@@ -72,7 +72,7 @@ class Checkpoint:
                 )
 
     def _indexed(self, index: Path) -> dict[str, str]:
-        """Where the index says that tensors are; checks that they are there, and nothing else is."""
+        """The files of tensors, as the index says; checks that they are there, and nothing else is."""
         try:
             files = msgspec.json.decode(read_bounded(index, _MAX_INDEX_BYTES), type=_Index).weight_map
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:

@@ -156,12 +156,12 @@ def _check_keys(place: Path, kind: str, given: Mapping[str, Any]) -> None:
 
 
 def _off(value: Any) -> bool:
-    """Whether a key says that something is not there."""
+    """True if a key says that something is not there."""
     return value is None or value is False or value in ("", [], {})
 
 
 def _window(place: Path, kind: str, given: Mapping[str, Any]) -> int | None:
-    """How far back a token sees, of layers where that is limited."""
+    """The distance that a token sees back, of layers where that is limited."""
     if kind == "mistral":
         return given["sliding_window"]
     if not kind.startswith("qwen"):

@@ -26,7 +26,7 @@ _BYTE_CHAT = ChatTemplate(
 
 
 class Tokenizer(Protocol):
-    """What every model's tokenizer can do."""
+    """A model's tokenizer."""
 
     eos_ids: frozenset[int]
 
@@ -43,7 +43,7 @@ class Tokenizer(Protocol):
         ...
 
     def special_text(self, token_id: int) -> str:
-        """How a special token is written, which `token_bytes` has nothing of; empty for every other token."""
+        """The text of a special token, which `token_bytes` has nothing of; empty for every other token."""
         ...
 
     def detokenizer(self) -> Detokenizer:
@@ -81,7 +81,7 @@ class Detokenizer:
         return self._utf8.decode(self._token_bytes(token_id))
 
     def flush(self) -> str:
-        """What an unfinished character leaves at the end: U+FFFD or nothing."""
+        """The text that an unfinished character leaves at the end: U+FFFD or nothing."""
         return self._utf8.decode(b"", final=True)
 
 

@@ -24,7 +24,6 @@ from workers.engine import (
 )
 from workers.environment import WorkerEnvironment
 from workers.models import LoadedModel
-from workers.pacelog import PaceLog
 from workers.roles.announcements import CacheNotices, local_facts
 from workers.roles.request import (
     ActiveRequest,
@@ -49,6 +48,7 @@ from workers.wire.messages import (
     Without,
 )
 from workers.wire.peers import Peers
+from workers.worker_records import PaceLog
 
 log = logging.getLogger(__name__)
 

@@ -1,1 +1,1 @@
-"""What crosses the network between workers: frames, messages, connections, KV transfers (docs/wire.md)."""
+"""The wire between workers: frames, messages, connections, KV transfers (docs/wire.md)."""

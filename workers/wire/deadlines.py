@@ -28,7 +28,7 @@ ROUND_TRIP_PINGS_S = 5.0  # pings are no rarer than that, however long the link:
 
 
 class Link(NamedTuple):
-    """What lies between two workers: round trip, rate (None: no limit), and what a message may wait in both
+    """The network between two workers: round trip, rate (None: no limit), and what a message may wait in both
     directions' bottleneck buffers together.
     """
 
@@ -71,7 +71,7 @@ class Path:
 
     @property
     def now(self) -> Link:
-        """What the link is at this moment."""
+        """The link at this moment."""
         return Link(self.rtt_ns, self.rate_bps, self.queue_ns) if self.present is None else self.present.now()
 
     @property
@@ -84,7 +84,7 @@ class Path:
 
     @property
     def queue_s(self) -> float:
-        """What a message may wait for others, in both directions together."""
+        """The time that a message may wait for others, in both directions together."""
         link = self._longest
         return max(link.queue_ns / 1e9, 2 * SHORT_QUEUE_BITS / link.rate_bps if link.rate_bps else 0.0)
 
@@ -101,7 +101,7 @@ class Path:
 
     @property
     def keep_alive_s(self) -> float:
-        """Who has nothing to send for so long, in the middle of a transfer, says that it is alive: well within the
+        """A sender with nothing to send for so long, amid a transfer, says that it is alive: well within the
         stall deadline, also of a link that becomes shorter meanwhile."""
         return min(self.stall_s, 15.0 * self.patience) / 4
 

@@ -99,7 +99,7 @@ class Dissector:
             return
 
     def end(self) -> Iterator[Piece]:
-        """What was under way when the capture ended."""
+        """The frames that were under way when the capture ended."""
         if self._header is not None:
             seen = _frame_bytes(self._header) - self._message_left - self._body_left
             body = self._header.body_bytes - self._body_left

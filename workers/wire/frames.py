@@ -21,7 +21,7 @@ MIB = 1 << 20
 
 
 class Kind(IntEnum):
-    """What a frame carries. A frame's kind is also the class under which its bytes are counted."""
+    """The content of a frame. A frame's kind is also the class under which its bytes are counted."""
 
     HANDSHAKE = 1
     CONTROL = 2

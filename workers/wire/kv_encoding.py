@@ -20,7 +20,7 @@ MOST = 126  # of an exponent: what a normal float can be multiplied by
 
 
 class KvEncoding(Protocol):
-    """How KV is written on the wire where it is not as it is in the pool."""
+    """An encoding of KV on the wire, where it is not as it is in the pool."""
 
     name: str
     bytes_per_token: int

@@ -38,7 +38,7 @@ class CorruptKv(WireError):
 
 
 class IncomingKv(Protocol):
-    """Where one transfer goes."""
+    """The place of one transfer."""
 
     def views(self, first_block: int, tokens: list[int]) -> list[memoryview]:
         """Memory for consecutive blocks of the sequence."""

@@ -22,7 +22,7 @@ FRAME_BODY_BYTES = 1 << 20  # blocks are grouped up to this size (one block at l
 
 
 class Storage(Protocol):
-    """What a transfer needs of the block pool."""
+    """A block pool, as a transfer needs it."""
 
     block_size: int
     bytes_per_token: int
@@ -58,7 +58,7 @@ class Delivered:
     chunks: int = 0
     """So many times something left while prefill still computed."""
     waited_ns: int = 0
-    """How long the connection was held with nothing to send."""
+    """Time for which the connection was held with nothing to send."""
 
 
 def block_lengths(tokens: int, block_size: int) -> list[int]:

@@ -12,7 +12,7 @@ from workers.wire.messages import TokenLogprob
 
 @dataclass(frozen=True, slots=True)
 class First:
-    """What prefill sampled from the prompt's last position."""
+    """The token that prefill sampled from the prompt's last position."""
 
     token: int
     finish_reason: str | None = None

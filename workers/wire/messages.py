@@ -33,7 +33,7 @@ class Pong(Message, tag="pong", frozen=True):
 
 
 class Status(Message, tag="status", frozen=True):
-    """How a worker is. The gateway chooses workers by it and shows it in /metrics; sent when it changes, too."""
+    """A worker's state. The gateway chooses workers by it and shows it in /metrics; sent when it changes, too."""
 
     free_blocks: Count
     blocks: Count
@@ -49,7 +49,7 @@ BlockName = Annotated[bytes, Meta(min_length=16, max_length=16)]
 
 
 class CacheNotice(Message, tag="cache", frozen=True):
-    """What changed in the sender's cache: full blocks by the names of workers/cache/hashing.py. `evicted` comes first.
+    """Changes of the sender's cache: full blocks by the names of workers/cache/hashing.py. `evicted` comes first.
 
     With `reset` nothing that was said before holds: the first notice of a connection.
     """
@@ -63,7 +63,7 @@ class CacheNotice(Message, tag="cache", frozen=True):
 
 
 class SamplingSpec(Struct, frozen=True, kw_only=True):
-    """How tokens are chosen. A seed is always set when temperature > 0, so that a hand-over changes nothing.
+    """The way tokens are chosen. A seed is always set when temperature > 0, so that a hand-over changes nothing.
 
     `logprobs`: each token comes with its log probability and so many likelier ones; None: without. `barred` ids are not
     chosen at positions before `barred_until`. `answer_from`: the position where the client's answer begins, which
@@ -109,7 +109,7 @@ class RequestSpec(Struct, frozen=True, kw_only=True):
 
     @property
     def first_decoder(self) -> str:
-        """Who emits the first token: the relay, else the main decode, else prefill itself."""
+        """The worker that emits the first token: the relay, else the main decode, else prefill itself."""
         return self.relay or self.main or self.prefill
 
     @property
@@ -221,7 +221,7 @@ class Span(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Report(Message, tag="report", frozen=True):
-    """What a worker did. `done`: it holds nothing of the request any more."""
+    """The work of a worker on a request. `done`: it holds nothing of the request any more."""
 
     request: Name
     spans: list[Span]

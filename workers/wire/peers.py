@@ -46,7 +46,7 @@ class Peer:
 
 
 class Handler(Protocol):
-    """What a role does with what arrives. Called on the event loop; must not block."""
+    """A role's reactions to what arrives. Called on the event loop; must not block."""
 
     def on_message(self, peer: str, message: Message) -> None:
         """A control message, in the order in which the peer posted it."""
@@ -61,7 +61,7 @@ class Handler(Protocol):
         ...
 
     def status_for(self, peer: str) -> Status | None:
-        """What to answer to a peer's ping."""
+        """The answer to a peer's ping."""
         ...
 
 
@@ -94,7 +94,7 @@ class Peers:
         self._moved: dict[str, tuple[int, int]] = dict.fromkeys(self.known, (0, 0))
         self._handshake_s = 0.0  # as the listener's kernel knows it
         self._moved_on: dict[Connection, tuple[int, int]] = {}
-        """What was counted of each open connection so far."""
+        """Counts of each open connection so far."""
         self.pools = {
             peer.name: KvPool(
                 peer.name, kv_connections, peer.path, partial(self._dial, peer, "kv"), handler.on_change, warm=warm_kv
@@ -147,7 +147,7 @@ class Peers:
         )
 
     def dials(self, peer: Peer) -> bool:
-        """Whether this worker opens the connection to `peer` (it waits to be dialled otherwise)."""
+        """True if this worker opens the connection to `peer` (it waits to be dialled otherwise)."""
         return RANK[self._role] < RANK[peer.role]
 
     async def wait_connected(self, names: Iterable[str], deadline_s: float) -> None:

@@ -63,7 +63,7 @@ class Batch:
 
 
 class Target:
-    """Where received bytes go: one view after the other, or nowhere after `detach`."""
+    """The place of received bytes: one view after the other, or nowhere after `detach`."""
 
     def __init__(self, views: list[memoryview]) -> None:
         self._views = [view for view in views if len(view)]  # reading into nothing would look like the peer's end
@@ -117,7 +117,7 @@ class Stream:
         self._backlog = False
         self._bulk_read = 0
         self.in_bulk = False
-        """What is being read belongs to something longer than `LITTLE_BYTES`."""
+        """Note that what is being read belongs to something longer than `LITTLE_BYTES`."""
         self.close_reason: str | None = None
 
     async def send(self, batch: Batch) -> None:
@@ -177,14 +177,14 @@ class Stream:
         return self._received + self._taken, self._bulk_read + self._taken
 
     def unacknowledged_bytes(self) -> int:
-        """What the kernel still holds because the peer's kernel has not acknowledged it; 0 when closed."""
+        """Bytes that the kernel still holds because the peer's kernel has not acknowledged it; 0 when closed."""
         if self.close_reason is not None:
             return 0
         queued = fcntl.ioctl(self._fd, termios.TIOCOUTQ, b"\0\0\0\0")
         return int.from_bytes(queued, sys.byteorder)
 
     def limit_unsent(self, size: int) -> None:
-        """How many bytes the kernel takes beyond what it may put on the network; 0: as its own default is."""
+        """Let the kernel take that many bytes beyond what it may put on the network; 0: as its own default is."""
         if self.close_reason is None:
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, size)
 

@@ -31,7 +31,7 @@ _ZEROS = memoryview(bytes(PADDING_BYTES))
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """How many bytes of padding a pool's connections are worth: each of them, and one of them in all."""
+    """Bytes of padding that a pool's connections are worth: each of them, and one of them in all."""
 
     share_bytes: int
     whole_bytes: int

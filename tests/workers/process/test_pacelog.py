@@ -11,7 +11,7 @@ from workers.engine import PaceCounts, Profile
 from workers.linefile import Unwritten
 from workers.local import InProcessCluster, Layout
 from workers.models import LoadedModel
-from workers.pacelog import PaceLog
+from workers.worker_records import PaceLog
 
 SLOW = {"name": "slow", "prefill_token_ns": 1e5, "decode_step_ns": 20_000_000, "extend_token_ns": 1e5}
 

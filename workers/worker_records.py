@@ -1,6 +1,5 @@
-"""How a paced worker keeps its profile's times, on disk while it runs: `pace-HOST.json` in the records directory.
-
-Whoever judges a run reads it (docs/engine.md, "Pacing"); a worker without a profile writes none.
+"""A worker's own records: what it has sent and received (`bytes-HOST.jsonl`), how it keeps its profile's times
+(`pace-HOST.json`).
 """
 
 import asyncio
@@ -12,7 +11,33 @@ from collections.abc import Callable
 from pathlib import Path
 
 from workers.engine import PaceCounts, Profile
-from workers.linefile import Unwritten, replace_whole
+from workers.linefile import LineFile, Unwritten, replace_whole
+from workers.wire.frames import Counters
+
+
+class ByteLog:
+    """Byte counters in a records directory (None: nowhere): a JSON line each time one is asked for (SIGUSR1) and at the
+    end. They are cumulative; whoever compares two lines knows what crossed between them.
+    """
+
+    def __init__(self, directory: Path | None, host: str, counters: Counters, unwritten: Unwritten) -> None:
+        self._file = None if directory is None else LineFile(directory / f"bytes-{host}.jsonl", "bytes", unwritten)
+        self._host = host
+        self._counters = counters
+
+    def write(self) -> None:
+        """Append everything counted so far; never fails. `time_ns` is Unix time, as packet captures have it."""
+        if self._file is None:
+            return
+        line = {
+            "host": self._host,
+            "pid": os.getpid(),
+            "time_ns": time.time_ns(),
+            "monotonic_ns": time.monotonic_ns(),
+            "counts": self._counters.rows(),
+        }
+        self._file.write(json.dumps(line).encode())
+
 
 log = logging.getLogger(__name__)
 
@@ -20,7 +45,9 @@ EVERY_S = 0.5
 
 
 class PaceLog:
-    """Keeps the file up to date. `counts` is asked for what there is to say."""
+    """The pace of a worker that has a profile, up to date while it runs; whoever judges a run reads it (docs/engine.md,
+    "Pacing"). `counts` is asked for what there is to say.
+    """
 
     def __init__(
         self,
