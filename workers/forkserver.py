@@ -196,8 +196,8 @@ class _Birth:
 
 
 def _set_niceness(nice: int) -> None:
-    """Set the niceness of this process and, with CONFIG_SCHED_AUTOGROUP, of its session: within a
-    group niceness counts for nothing outside. Going ahead of others needs a privilege; without it one waits like everybody.
+    """Set the niceness of this process and, with CONFIG_SCHED_AUTOGROUP, of its session: within a group niceness counts
+    for nothing outside. Going ahead of others needs a privilege; without it one waits like everybody.
     """
     with suppress(PermissionError):
         os.nice(nice)

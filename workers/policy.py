@@ -152,8 +152,8 @@ def _hit_rate(route: Route, prompt_tokens: int, views: Sequence[WorkerView]) -> 
 
 def choose_route(pipeline: str, reason: str, workers: Iterable[WorkerView]) -> Route:
     """For each role that the pipeline needs, the worker that holds most of the prompt, unless it is busier by more than
-    that is worth (`busy_tokens`), of equals the one that caches less, then by name; prefill must reach the others, and its
-    relay is one of its own datacenter.
+    that is worth (`busy_tokens`), of equals the one that caches less, then by name; prefill must reach the others, and
+    its relay is one of its own datacenter.
 
     Raises NoRoute.
     """

@@ -37,8 +37,8 @@ class Work:
 
 
 def work_of(chunks: Iterable[Chunk]) -> Work:
-    """The work of a step's chunks. A token's position says whether it is of the prompt; a guess is computed as an extended
-    one, along with its sequence's decode.
+    """The work of a step's chunks. A token's position says whether it is of the prompt; a guess is computed as an
+    extended one, along with its sequence's decode.
     """
     prompt_tokens = decoding = extending = extend_tokens = 0
     for chunk in chunks:

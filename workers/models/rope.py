@@ -113,7 +113,7 @@ class Rope:
 
 
 def hf_rope(place: Path, given: Mapping[str, Any], dim: int) -> Rope:
-    """The rotation that `given`, the content of `config.json`, asks for in heads of `dim` rotated numbers, or ModelError.
+    """The rotation that `given`, a `config.json`, asks for in heads of `dim` rotated numbers, or ModelError.
 
     transformers 5 writes `rope_parameters`, earlier ones `rope_theta` and `rope_scaling`, which wins over the other.
     """
