@@ -53,14 +53,14 @@ class Bodies:
         return request.blocks[: request.input_tokens // self._block_tokens]
 
     def body(self, request: Request) -> bytes:
-        """Of a request of the trace."""
+        """Body of a request of the trace."""
         parts = [self._blocks[block] for block in self._full(request)]
         if id(request) in self._tails:
             parts.append(self._tails[id(request)])
         return self._wrapped(",".join(parts), request.output_tokens)
 
     def warm_up(self, number: int, tokens: int = WARM_UP_TOKENS, output_tokens: int = 4) -> bytes:
-        """Of a short request that is no part of the load and shares nothing with it."""
+        """Body of a short request that is no part of the load and shares nothing with it."""
         source = random.Random(f"warm-up {number}")
         return self._wrapped(_text(source.choices(self._token_ids, k=tokens)), output_tokens)
 
@@ -146,7 +146,7 @@ class Api:
         return Served(found, context if isinstance(context, int) else None)
 
     async def is_there(self) -> bool:
-        """Whether anything accepts a connection and speaks HTTP there."""
+        """True if anything accepts a connection and speaks HTTP there."""
         try:
             await self._http.get("/v1/models", timeout=CONNECT_S)
         except httpx.HTTPError:
@@ -195,7 +195,7 @@ async def _events(response: httpx.Response) -> AsyncGenerator[bytes, None]:
 
 
 def _data(line: bytes) -> bytes:
-    """Of a line of an event; nothing of comments, other fields and events without any, which keep a stream alive."""
+    """Data of a line of an event; nothing of comments, other fields and empty events, which keep a stream alive."""
     return line[5:].strip() if line.startswith(b"data:") else b""
 
 
@@ -212,7 +212,7 @@ def _words(error: Exception) -> str:
 
 
 def asked(model: str, ignore_eos: bool) -> dict[str, Any]:
-    """What every request says beside prompt and length. `ignore_eos` is not OpenAI's: said only where it is wanted."""
+    """Fields of every request beside prompt and length. `ignore_eos` is not OpenAI's: said only where it is wanted."""
     fields: dict[str, Any] = {"model": model, "temperature": 0, "stream": True}
     fields["stream_options"] = {"include_usage": True}
     return {**fields, "ignore_eos": True} if ignore_eos else fields

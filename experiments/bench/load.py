@@ -1,4 +1,4 @@
-"""What a run asks for: a trace's requests that fit the model, in order, each with the time it is due; and how many of
+"""Load of a run: a trace's requests that fit the model, in order, each with the time it is due; and how many of
 the trace's are left out or sent otherwise than the trace has them. Pure.
 """
 
@@ -39,8 +39,8 @@ class Planned:
 
 @dataclass(frozen=True)
 class Load:
-    """What is asked. The first `first` requests are sent before anything is measured. `source`: what the requests were
-    taken from, None of a synthetic load; `changed`: how many of its requests were changed or left out, by `CHANGES`.
+    """Requests of a run. The first `first` are sent before anything is measured. `source`: what the requests were taken
+    from, None of a synthetic load; `changed`: how many of its requests were changed or left out, by `CHANGES`.
     """
 
     trace: Trace
@@ -121,7 +121,7 @@ def _up_to(trace: Trace, max_input: int | None) -> list[Request]:
 def left_out(
     trace: Trace, taken: Sequence[Request], max_input: int | None, num: int | None, context: int | None = None
 ) -> dict[str, int]:
-    """How many requests `kept` took not, by `CHANGES`."""
+    """Numbers of requests that `kept` did not take, by `CHANGES`."""
     requests = _up_to(trace, max_input)
     fitting = requests if context is None else fitting_of(requests, context)
     counts = {
@@ -149,7 +149,7 @@ def _sessions_cut(trace: Trace, taken: Sequence[Request]) -> int:
 
 
 def altered(requests: Sequence[Request], divided_by: int, output_len: int | None) -> dict[str, int]:
-    """How many of the requests, as the trace has them, are sent otherwise than divided, by `CHANGES`."""
+    """Numbers of requests, as the trace has them, that are sent otherwise than divided, by `CHANGES`."""
     counts = {
         "empty_answers": sum(one.output_tokens == 0 for one in requests) if output_len is None else 0,
         "other_answers": 0 if output_len is None else sum(one.output_tokens != output_len for one in requests),

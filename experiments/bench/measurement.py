@@ -77,7 +77,7 @@ def write_run(
 
 
 def reasons_in(path: Path) -> list[str]:
-    """Why the run in a directory is not faithful, as its report has it."""
+    """Reasons why the run in a directory is not faithful, as its report has it."""
     found: list[str] = RunDirectory(path).run()["reasons"]
     return found
 

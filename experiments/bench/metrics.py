@@ -31,7 +31,7 @@ def parse(texts: Iterable[str]) -> dict[str, float]:
 
 
 def is_good(row: Mapping[str, Any], limits: Mapping[str, float]) -> bool:
-    """Whether an answered request keeps all limits. An answer of one token has no tpot, and keeps that limit."""
+    """True if an answered request keeps all limits. An answer of one token has no tpot, and keeps that limit."""
     return all((row[metric] or 0.0) * 1000 <= limit for metric, limit in limits.items())
 
 
@@ -82,7 +82,7 @@ def summarise(
 
 
 def _values(rows: Rows, metric: str) -> list[float]:
-    """Of all answers; `itl` of all their tokens."""
+    """Values of all answers; `itl` of all their tokens."""
     if metric == "itl":
         return [gap for row in rows for gap in row["itl"]]
     return [row[metric] for row in rows if row[metric] is not None]
@@ -121,7 +121,7 @@ def _hit(done: Rows) -> dict[str, float]:
 
 
 def _cached_share(row: Mapping[str, Any]) -> float | None:
-    """Of a prompt: as the lab's record has it, or as another server's usage does."""
+    """Share of a prompt: as the lab's record has it, or as another server's usage does."""
     if "pdd_p_hit" in row:
         hit: float | None = row["pdd_p_hit"]
         return hit
@@ -139,7 +139,7 @@ def _most_at_once(rows: Rows) -> int:
 
 
 def _start(rows: Rows) -> dict[str, Any]:
-    """Whether the client kept to its schedule, where it had one, and what --concurrency and --in-turn held back."""
+    """Lateness of the client against its schedule, where it had one, and what --concurrency and --in-turn held back."""
     late = [row["pdd_late_ms"] for row in rows if row["pdd_late_ms"] is not None]
     held = [row["pdd_held_ms"] for row in rows if row["pdd_held_ms"] > LATE_MS]
     found: dict[str, Any] = {}
@@ -153,7 +153,7 @@ def _start(rows: Rows) -> dict[str, Any]:
 
 
 def late_reasons(summary: Mapping[str, Any]) -> Iterator[str]:
-    """Why the load was not the one that was asked for."""
+    """Reasons why the load was not the one that was asked for."""
     sent = summary["completed"] + summary["failed"]
     late = summary.get("pdd_late_starts", 0)
     if late > max(1, MOST_LATE * sent):
@@ -164,7 +164,7 @@ def late_reasons(summary: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _of_the_lab(rows: Rows, percentiles: Sequence[float]) -> dict[str, Any]:
-    """Of answered requests of a pddbed gateway, from the records that it keeps."""
+    """Figures of answered requests of a pddbed gateway, from the records that it keeps."""
     noted = [row for row in rows if "pdd_pipeline" in row]
     relay, main = (sum(row[f"pdd_{role}_tokens"] for row in noted) for role in ("rld", "md"))
     found: dict[str, Any] = {

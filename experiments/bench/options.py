@@ -68,7 +68,7 @@ class Asked:
         return read_trace(self.source, self.form or "auto", self.block_tokens)
 
     def load(self, trace: Trace, context: int | None) -> Load:
-        """What is asked of a server whose model has so much context (None: it does not say). Raises LoadError."""
+        """Load for a server whose model has so much context (None: it does not say). Raises LoadError."""
         if self.only_fitting and context is None:
             raise LoadError(
                 "the server does not say its model's context, so that nobody knows what fits; use --max-input"
@@ -102,7 +102,7 @@ class Asked:
         )
 
     def due_ns(self, trace: Trace, first: int) -> list[int] | list[None]:
-        """When each request behind the first ones is due."""
+        """Times at which each request behind the first ones is due."""
         requests = trace.requests[first:]
         if self.rate is None and self.source is not None:
             return of_trace(requests, self.speedup or 1.0)
@@ -119,7 +119,7 @@ class Asked:
 
     @property
     def rounding(self) -> list[str]:
-        """What a synthetic load has otherwise than it is asked for, in sentences."""
+        """Differences of a synthetic load from what it is asked for, in sentences."""
         if self.source is not None or self.prefix_share is None:
             return []
         got = self._recipe.shared_share

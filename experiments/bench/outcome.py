@@ -1,4 +1,4 @@
-"""What came of one request, at the client's clock, and its line for requests.jsonl. Reads chunks, knows no sockets.
+"""Outcome of one request, at the client's clock, and its line for requests.jsonl. Reads chunks, knows no sockets.
 
 As `vllm bench serve` measures: `ttft` and every `itl` from chunk to chunk, connecting included; `e2el` until the last
 token; `tpot` is what lies between, over the tokens after the first. Other than there, a chunk has to have a token:
@@ -79,7 +79,7 @@ class Outcome:
         self.record = (pdd or {}).get("record", self.record)
 
     def _note_usage(self, usage: Mapping[str, Any]) -> int:
-        """How many tokens are new by a server's count that goes with each chunk; 0 where it only stands at the end."""
+        """Number of new tokens by a server's count that goes with each chunk; 0 where it only stands at the end."""
         self.prompt_usage = usage.get("prompt_tokens", self.prompt_usage)
         self.cached_usage = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", self.cached_usage)
         if not (now := int(usage.get("completion_tokens") or 0)):
@@ -146,7 +146,7 @@ class Outcome:
         return row
 
     def _spans(self, last_ns: int) -> list[dict[str, Any]]:
-        """Of a server that tells nothing of itself: what the client saw, for the timeline."""
+        """Spans for a server that tells nothing of itself: what the client saw, for the timeline."""
         first_ns = self.chunk_ns[0] if self.chunk_ns else self.end_ns
         spans = [{"name": "first token", "start_ns": self.start_ns, "end_ns": first_ns}]
         if last_ns > first_ns:

@@ -1,4 +1,4 @@
-"""How far a run is, on stderr: a bar with running, finished and failed on a terminal, a line now and then elsewhere."""
+"""Progress of a run on stderr: a bar with running, finished and failed on a terminal, a line now and then elsewhere."""
 
 import time
 
@@ -32,7 +32,7 @@ class BenchProgress(BarOrLines):
         super().step(text, brief=brief)
 
     def expect(self, count: int, last_due_s: float) -> None:
-        """How many requests there will be, and when the last one is due (0 where none is)."""
+        """Take the number of requests, and the time when the last one is due (0 where none is)."""
         self._count, self._last_due_s = count, last_due_s
 
     def begin(self) -> None:

@@ -17,7 +17,7 @@ MOST_HIT_BEYOND = 0.05  # of tokens: more, and the caches knew the prompts from 
 
 
 def reasons(summary: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterator[str]:
-    """Why the figures are not those of the load that was asked for."""
+    """Reasons why the figures are not those of the load that was asked for."""
     yield from late_reasons(summary)
     if summary["pdd_synthetic"] and (words := _knew(summary)):
         yield words
@@ -46,7 +46,7 @@ def reasons(summary: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterator[st
 
 
 def notes(summary: Mapping[str, Any]) -> list[str]:
-    """What a reader should know of the figures."""
+    """Notes for a reader of the figures."""
     found = [*summary["pdd_trace_notes"], *_pace(summary)]
     found += changes_in_words(summary["pdd_changed"], summary["pdd_trace_requests"])
     if summary["errors"]:
@@ -83,7 +83,7 @@ def notes(summary: Mapping[str, Any]) -> list[str]:
 
 
 def _pace(summary: Mapping[str, Any]) -> Iterator[str]:
-    """What became of a trace's prompts and times by options."""
+    """Changes of a trace's prompts and times by options."""
     if summary["pdd_synthetic"]:
         return
     if summary["pdd_divide"] > 1:
@@ -96,14 +96,14 @@ def _pace(summary: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _hit_words(summary: Mapping[str, Any]) -> str:
-    """What a cache that begins empty and forgets nothing would hit in the trace, and what was hit."""
+    """Hit rate of a cache that begins empty and forgets nothing, by the trace, and the one that was reached."""
     reached = summary.get("pdd_reached_hit")
     words = "the server does not tell its own" if reached is None else f"reached were {reached:.1%}"
     return f"Hit rate of the trace by itself: {summary['pdd_expected_hit']:.1%} of the prompts' tokens; {words}."
 
 
 def _fell_short(summary: Mapping[str, Any]) -> str:
-    """That the caches hit less than the load gives by itself; nothing where they did not."""
+    """Sentence that the caches hit less than the load gives by itself; nothing where they did not."""
     hit, expected = summary.get("pdd_reached_hit"), summary["pdd_expected_hit"]
     most = MOST_HIT_BEYOND if summary["pdd_synthetic"] else MOST_HIT_SHORT
     if hit is None or hit >= expected - most:
@@ -115,7 +115,7 @@ def _fell_short(summary: Mapping[str, Any]) -> str:
 
 
 def _knew(summary: Mapping[str, Any]) -> str:
-    """That the caches hit more than the load gives by itself; nothing where they did not."""
+    """Sentence that the caches hit more than the load gives by itself; nothing where they did not."""
     hit, expected = summary.get("pdd_reached_hit"), summary["pdd_expected_hit"]
     if hit is None or hit <= expected + MOST_HIT_BEYOND:
         return ""
@@ -169,7 +169,7 @@ def summary_of(parameters: Mapping[str, Any], result: PartResult) -> dict[str, A
 
 
 def reasons_of(parameters: Mapping[str, Any], result: PartResult) -> list[str]:
-    """Why the figures are not those of the load that was asked for, by the client's own account."""
+    """Reasons why the figures are not those of the load that was asked for, by the client's own account."""
     return list(reasons(summary_of(parameters, result), result.facts))
 
 

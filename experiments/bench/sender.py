@@ -14,7 +14,7 @@ LEAD_NS = 50_000_000  # before the first request, so that it is not late
 
 
 class Observer(Protocol):
-    """Who is told how far the run is."""
+    """Listener to how far the run is."""
 
     def started(self) -> None: ...
 
@@ -23,7 +23,7 @@ class Observer(Protocol):
 
 @dataclass
 class SendResult:
-    """What a run came to. `under_way`: begun and given up when the run was stopped; `why` says by what, if it was."""
+    """Result of a run. `under_way`: begun and given up when the run was stopped; `why` says by what, if it was."""
 
     begin_ns: int
     end_ns: int = 0

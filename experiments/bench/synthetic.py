@@ -26,14 +26,14 @@ class Synthetic:
 
     @property
     def warm_up(self) -> int:
-        """How many of the trace's first requests are not part of what was asked for."""
+        """Number of the trace's first requests that are not part of what was asked for."""
         if self.distribution is None:
             return 0 if self._shared_blocks == 0 else 1
         return self.sessions
 
     @property
     def shared_share(self) -> float:
-        """How much of each prompt is equal in all."""
+        """Share of each prompt that is equal in all."""
         return self._shared_blocks * self.block_tokens / self.input_tokens
 
     @property

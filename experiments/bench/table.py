@@ -67,7 +67,7 @@ def _vllm(summary: Summary, percentiles: Sequence[float]) -> Iterator[str]:
 
 
 def _pddbed(summary: Summary) -> Iterator[str]:
-    """Of another server, its hit rate where it tells it."""
+    """Hit rate of another server where it tells it."""
     if "pdd_pipelines" not in summary:
         if "pdd_reached_hit" in summary:
             yield _title("Caches")

@@ -19,7 +19,7 @@ _PROMPT_NS, _STEP_NS = 14_000_000, 150_000_000  # about; for the ETA
 
 
 def parts(options: Options) -> list[Part]:
-    """Of one chip all together: they share a lab."""
+    """Parts, those of one chip together: they share a lab."""
     lengths = [40, 60, 80] if options.quick else [20, 50, 80, 100, 130, 160, 200, 250, 300, 400]
     tokens = 24 if options.quick else 100
     made = []
@@ -74,12 +74,12 @@ class ChipBiasSession:
 
 
 def _prompt(source: random.Random, length: int) -> list[int]:
-    """That no cache has seen."""
+    """Prompt that no cache has seen."""
     return source.choices(range(32, 127), k=length)
 
 
 def prefilled(record: dict[str, Any], scale: Scale) -> dict[str, Any]:
-    """Of a request, the prompt tokens that were computed and the time that took, as in the deployment."""
+    """Prompt tokens of a request that were computed and the time that took, as in the deployment."""
     (span,) = [span for span in record["pdd_spans"] if span["name"] == "prefill"]
     return {
         "prefill_tokens": (span["tokens"] - span.get("cached", 0)) * scale.prompt_scale,
@@ -88,7 +88,7 @@ def prefilled(record: dict[str, Any], scale: Scale) -> dict[str, Any]:
 
 
 def decoded(record: dict[str, Any], scale: Scale) -> dict[str, Any]:
-    """Of a request, the deployment's time of a decode step. The first one is left out: it waits for one in flight."""
+    """Time of a request's decode step in the deployment. The first one is left out: it waits for one in flight."""
     gaps_s = record["itl"][1:]
     return {"decode_step_ms": sum(gaps_s) / len(gaps_s) * 1e3 * scale.time_compression / scale.output_scale}
 

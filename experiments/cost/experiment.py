@@ -39,7 +39,7 @@ class Cluster:
     chips: int
 
     def price(self, cost: float) -> float:
-        """What a node of kind E may cost, in nodes of kind A, for the whole to cost `cost` times the other cluster."""
+        """Price of a node E, in nodes A, for which the whole costs `cost` times the other cluster."""
         return (cost * self.nodes - self.prefill - self.relays) / self.chips
 
     def cost(self, price: float) -> float:
@@ -67,7 +67,7 @@ def cluster(nodes: int, decode_share: float, relays: int, prefill_for: Callable[
 
 
 def feasible(of: Cluster, cost: float) -> bool:
-    """Whether a node of kind E could have that price: above nothing and no dearer than one of kind A."""
+    """True if a node of kind E could have that price: above nothing and no dearer than one of kind A."""
     return 0 < of.price(cost) <= 1
 
 
@@ -174,7 +174,7 @@ def _capacity(parameters: Mapping[str, Any], rates: Mapping[tuple[int, str], tup
 
 
 def _prices() -> list[Figure]:
-    """What a node of kind E has to cost for the published cost, by cluster."""
+    """Price that a node of kind E has to have for the published cost, by cluster."""
     made = []
     for share in SHARES:
         for nodes in CLUSTERS:

@@ -86,7 +86,7 @@ def _pairs(results: Results, full: str, delta: str) -> Pairs:
 
 
 def _weighted_hit(result: PartResult) -> float:
-    """Of MD's cache, each request weighing as many tokens as its prompt has."""
+    """Hit rate of MD's cache, each request weighing as many tokens as its prompt has."""
     tokens = sum(record["input_len"] for record in result.records)
     return sum(record["pdd_md_hit"] * record["input_len"] for record in result.records) / tokens
 

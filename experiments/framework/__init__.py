@@ -1,1 +1,1 @@
-"""What every experiment shares: labs, run directories, parts that can be resumed, figures and their verdicts."""
+"""Machinery of all experiments: labs, run directories, parts that can be resumed, figures and their verdicts."""

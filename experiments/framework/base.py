@@ -21,7 +21,7 @@ class ExperimentError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How an experiment is to be run."""
+    """Options of a run of an experiment."""
 
     quick: bool = False
     seeds: int = 3
@@ -55,7 +55,7 @@ class PartResult:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a report shows."""
+    """Contents of a report."""
 
     figures: Sequence[Figure]
     charts: Sequence[Chart] = ()
@@ -64,7 +64,7 @@ class Evaluation:
 
 
 class Progress(Protocol):
-    """Where a part says how far it is, as a share from 0 to 1."""
+    """Callback by which a part says how far it is, as a share from 0 to 1."""
 
     def __call__(self, share: float) -> None: ...
 
@@ -76,7 +76,7 @@ class Session(Protocol):
 
 
 class Reported(ABC):
-    """What `pddbed report` needs to know of a run: what its records come to."""
+    """Evaluation of a run's records, as `pddbed report` needs it."""
 
     name: str
 
@@ -97,7 +97,7 @@ class Experiment(Reported):
         """The lab's file."""
 
     def variation(self, variant: str) -> Overlay:
-        """What is other in the topology of that variant's parts."""
+        """Overlay for the topology of that variant's parts."""
         raise NotImplementedError(f"{self.name} has no variants")
 
     @abstractmethod
@@ -105,7 +105,7 @@ class Experiment(Reported):
         """Everything that decides the result, the fit included; a run is resumed only with the same ones."""
 
     def shares(self, name: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
-        """Whether parts of a run of experiment `name` are what this one would do, by both runs' parameters."""
+        """True if parts of a run of experiment `name` are what this one would do, by both runs' parameters."""
         return name == self.name and theirs == ours
 
     @abstractmethod

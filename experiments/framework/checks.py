@@ -31,7 +31,7 @@ class BytesCheck:
 
     @property
     def reasons(self) -> list[str]:
-        """Why the part is not faithful, as far as bytes tell."""
+        """Reasons why the part is not faithful, as far as bytes tell."""
         if self.difference <= TOLERANCE:
             return list(self.problems)
         return [*self.problems, f"capture and counters differ by {self.difference:.1%}"]
@@ -108,7 +108,7 @@ def _since(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def late_steps_figure(results: Mapping[str, tuple[Part, PartResult]], judged: bool) -> Figure:
-    """Of all steps of all parts, each of which has `facts` as "pace"."""
+    """Share of late steps in all parts, each of which has `facts` as "pace"."""
     counts = [row for _, result in results.values() for row in result.facts["pace"].values()]
     steps = sum(row["steps"] for row in counts)
     late = (sum(row["late"] for row in counts) / steps,) if steps else ()

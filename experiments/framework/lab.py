@@ -113,7 +113,7 @@ class ExperimentLab:
         return process
 
     def settings(self) -> SettingsWatch:
-        """What the links are asked to do from now on. Raises ExperimentError."""
+        """Watch of the links' settings from now on. Raises ExperimentError."""
         try:
             return SettingsWatch(self.record)
         except LabError as error:

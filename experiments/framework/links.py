@@ -38,9 +38,9 @@ class LinkWatch:
         self._ended_s = 0.0
         self.samples = 0
         self.gaps: list[float] = []
-        """How long each stretch without a sample was, in seconds."""
+        """Length of each stretch without a sample, in seconds."""
         self.failures: list[str] = []
-        """Why samples failed."""
+        """Reasons why samples failed."""
 
     def start(self) -> None:
         self._ended_s = time.monotonic()
@@ -51,7 +51,7 @@ class LinkWatch:
         self._thread.join()
 
     def reasons(self) -> list[str]:
-        """Why links.jsonl is not whole; empty when it is. Call after `stop`."""
+        """Reasons why links.jsonl is not whole; empty when it is. Call after `stop`."""
         reasons = []
         if self.gaps:
             gaps = f"{len(self.gaps)} gap" + ("s" if len(self.gaps) > 1 else "")
@@ -164,7 +164,7 @@ def in_words(asked: Mapping[str, Any]) -> str:
 
 
 def settings_of(labs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """What each link and direction was asked to do when measuring began, of all labs of a run (several: with commas).
+    """Settings of each link and direction when measuring began, of all labs of a run (several: with commas).
 
     Runs of older versions know only what was applied when the lab came up, and have nothing here.
     """
@@ -176,12 +176,12 @@ def settings_of(labs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def changes_of(labs: Sequence[Mapping[str, Any]]) -> str:
-    """What was changed while a run measured, in a few words; nothing where nothing was."""
+    """Changes while a run measured, in a few words; nothing where nothing was."""
     return "; ".join(words for lab in labs for part, words in _parts(lab))
 
 
 def reasons_of(labs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Why a run is not of one setting: changes by hand meanwhile. What a timeline does is what was asked for."""
+    """Reasons why a run is not of one setting: changes by hand meanwhile. A timeline's changes were asked for."""
     for lab in labs:
         for part, told in (lab.get("changes") or {}).items():
             if not told["known"]:

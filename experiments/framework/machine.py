@@ -1,4 +1,4 @@
-"""What a result was measured on and with: for run.json, so that it can be cited."""
+"""Machine and versions that a result was measured with: for run.json, so that it can be cited."""
 
 import os
 import platform
@@ -29,7 +29,7 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, Any]:
-    """Of Python, the packages that matter, and this project's commit (with + where files differ from it)."""
+    """Versions of Python, the packages that matter, and this project's commit (with + where files differ from it)."""
     found: dict[str, Any] = {"python": sys.version.split()[0]}
     for name in _PACKAGES:
         try:

@@ -43,7 +43,7 @@ class Process:
             raise self._lost() from None
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """What it reports, until it ends. Raises ExperimentError when it fails."""
+        """Events that it reports, until it ends. Raises ExperimentError when it fails."""
         assert self._child.stdout is not None
         for line in self._child.stdout:
             event: dict[str, Any] = json.loads(line)

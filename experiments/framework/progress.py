@@ -1,4 +1,4 @@
-"""How far a run is and when it will be over, on stderr: a bar on a terminal, a line now and then elsewhere."""
+"""Progress of a run and its time left, on stderr: a bar on a terminal, a line now and then elsewhere."""
 
 import time
 from collections.abc import Sequence

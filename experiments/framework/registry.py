@@ -54,7 +54,7 @@ def find(name: str) -> Experiment:
 
 
 def find_reported(name: str) -> Reported:
-    """Whose records a run's directory holds: an experiment's, or those of `pddbed bench`. Raises ExperimentError."""
+    """Experiment, or `pddbed bench`, whose records a run's directory holds. Raises ExperimentError."""
     if name == "bench":
         return import_module("experiments.bench.report").Bench()  # type: ignore[no-any-return]
     return find(name)

@@ -64,7 +64,7 @@ class LabRecords:
         return time.monotonic() > deadline and time.monotonic() > deadline + self._link_s()
 
     def _link_s(self) -> float:
-        """What is on its way over the lab's longest link that is may take, beyond what anybody computes."""
+        """Time that bytes on their way may take over the longest of the lab's links, beyond what anybody computes."""
         try:
             table = LinkTable(str(Record(self._file.parent.parent).links_file))
         except (OSError, ValueError):  # no lab, or it is gone
@@ -73,7 +73,7 @@ class LabRecords:
         return max((link.rtt_ns + link.queue_ns for link in waits), default=0) / 1e9
 
     def _read_on(self) -> int:
-        """How many lines were new."""
+        """Number of new lines."""
         try:
             with self._file.open("rb") as stream:
                 if stream.seek(0, 2) < self._read:  # removed, and made again

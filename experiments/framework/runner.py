@@ -163,7 +163,7 @@ def _compute_parts(
 
 
 def _verify_before(lab: ExperimentLab) -> VerificationResult | None:
-    """What `up` measured; anew where the machine was too busy at that moment, which is then forgotten."""
+    """Verification by `up`; anew where the machine was too busy at that moment, which is then forgotten."""
     verified: VerificationResult | None = lab.state["verified"]
     for _ in range(VERIFY_AGAIN):
         if verified is not None and verified["ok"] and verified["faithful"]:
@@ -247,7 +247,7 @@ def write_charts(directory: Path, charts: Sequence[Chart]) -> None:
 
 
 def unfaithful_reasons(about: Mapping[str, Any], results: Mapping[str, tuple[Part, PartResult]]) -> list[str]:
-    """Why this run's figures are not to be trusted; empty when they are."""
+    """Reasons why this run's figures are not to be trusted; empty when they are."""
     reasons = []
     for lab in about["labs"]:
         for when, verified in (("before", lab["verified_before"]), ("after", lab["verified_after"])):
@@ -269,6 +269,6 @@ def unfaithful_reasons(about: Mapping[str, Any], results: Mapping[str, tuple[Par
 
 
 def _recovered(result: PartResult) -> list[str]:
-    """That requests lost a worker: what they measured is then not the pipeline that the part asked for."""
+    """Reason that requests lost a worker: what they measured is then not the pipeline that the part asked for."""
     lost = [record for record in result.records if record.get("pdd_recovery") or record.get("pdd_replays")]
     return [f"requests that lost a worker and went on elsewhere or again: {len(lost)}"] if lost else []

@@ -26,7 +26,7 @@ _NO_GROWTH_MS = 0.5  # added to calm deviations: two that are hardly there do no
 
 
 def has_smollm2() -> bool:
-    """Whether SmolLM2 has been fetched (`pddbed model get`)."""
+    """True if SmolLM2 has been fetched (`pddbed model get`)."""
     return model_path(FETCHABLE[SMOLLM2]).exists()
 
 
@@ -138,7 +138,7 @@ def _growth(rows: Mapping[str, list[list[float]]], kind: str) -> tuple[float, ..
 
 
 def _verdicts(rows: Mapping[str, list[list[float]]], whole: Mapping[str, list[list[float]]]) -> list[Figure]:
-    """Of whole hand-overs: recomputing alone knows no network, and could not but be steady."""
+    """Verdicts on whole hand-overs: recomputing alone knows no network, and could not but be steady."""
     text = "deviation, congested over calm"
     kv, recompute = _growth(whole, "kv"), _growth(whole, "recompute")
     by = "length of bursts and pauses"

@@ -50,7 +50,7 @@ def as_csv(levels: Levels) -> str:
 
 
 def drain_s(levels: Levels, start_s: float, bits: float) -> float:
-    """How long `bits` take from `start_s` on; the last level goes on for ever."""
+    """Seconds that `bits` take from `start_s` on; the last level goes on for ever."""
     index = bisect.bisect_right(levels, (start_s, float("inf"))) - 1
     at = start_s
     while index + 1 < len(levels):
@@ -77,7 +77,7 @@ _FIT_TRANSFERS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What was found, and how."""
+    """Parameters that were found, and how."""
 
     bytes_per_token: int
     low_bps: float
@@ -95,7 +95,7 @@ class Fit:
 
     @property
     def wire_bits(self) -> float:
-        """Of one transfer, headers included."""
+        """Bits of one transfer, headers included."""
         return TOKENS * self.bytes_per_token * 8 / WIRE_SHARE
 
     def predict_ms(self, transfers: int, seed: int) -> list[float]:

@@ -167,7 +167,7 @@ class HandoffSession:
 
 
 def _late(records: list[dict[str, Any]]) -> Iterator[str]:
-    """Whether this machine was too slow for the profile it is paced to."""
+    """Reasons why this machine was too slow for the profile it is paced to."""
     steps = [record for record in records if "pdd_late_ms" in record]
     late = sum(record["pdd_late_ms"] > LATE_STEP_MS for record in steps)
     if late > MOST_LATE_STEPS * len(steps):

@@ -128,7 +128,7 @@ def _open(lab: ExperimentLab, answer_tokens: int) -> Iterator[_ModesSession]:
 
 
 def _values(result: PartResult, key: str) -> list[float]:
-    """Of the requests that have it: no pause without a hand-over, no relay held where none was asked."""
+    """Values of the requests that have it: no pause without a hand-over, no relay held where none was asked."""
     return [float(record[key]) for record in result.records if record.get(key) is not None]
 
 

@@ -21,7 +21,7 @@ class Compared:
     evaluation: Evaluation
 
     def figure(self, key: str) -> Figure | None:
-        """Of that name, if the run has it."""
+        """Figure of that name, if the run has it."""
         return next((figure for figure in self.evaluation.figures if figure.key == key), None)
 
 
@@ -48,7 +48,7 @@ def change(first: Figure, other: Figure) -> Change | None:
 
 
 def keys(runs: Sequence[Compared]) -> list[str]:
-    """Of all runs' figures, each once, in their order."""
+    """Keys of all runs' figures, each once, in their order."""
     return list(dict.fromkeys(figure.key for run in runs for figure in run.evaluation.figures))
 
 

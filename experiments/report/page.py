@@ -102,7 +102,7 @@ def rendered(template: str, *, charts: Sequence[Chart], **values: Any) -> str:
 
 
 def command(run: Mapping[str, Any]) -> str:
-    """What makes this run again."""
+    """Command that makes this run again."""
     if "command" in run:
         return str(run["command"])
     return f"pddbed experiment run {run['experiment']}" + (" --quick" if run["quick"] else f" --seeds {run['seeds']}")
@@ -158,7 +158,7 @@ def _link_rows(run: Mapping[str, Any]) -> list[list[str]]:
 
 
 def _link_charts(links: Path) -> list[Chart]:
-    """What each link carried, second by second, all parts in a row."""
+    """Load that each link carried, second by second, all parts in a row."""
     if not links.exists():
         return []
     rows = [json.loads(line) for line in links.read_text().splitlines()]

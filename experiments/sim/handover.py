@@ -1,4 +1,4 @@
-"""When a relay hands over to main decode, as times: the live roles' messages, steps and rounds. Pure.
+"""Hand-over from relay to main decode, as times: the live roles' messages, steps and rounds. Pure.
 
 The relay emits token k (from 1) at `start_s + (k - 1) x relay_itl`; a step in flight when it is told to stop still
 delivers its token. Ids reach main decode half a round trip later. `workers.handover` decides; this adds the times.
@@ -26,7 +26,7 @@ class Relay:
         return min(self.tokens, 1 + math.floor((now_s - self.start_s) / self.itl_s + 1e-9))
 
     def emitted_at(self, token: int) -> float:
-        """When token number `token`, from 1, is out."""
+        """Time when token number `token`, from 1, is out."""
         return self.start_s + (token - 1) * self.itl_s
 
     def stopped(self, told_s: float) -> int:

@@ -1,4 +1,4 @@
-"""What a simulated request leaves, and what many come to. Pure values."""
+"""Outcome of a simulated request, and the summary of many. Pure values."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -58,7 +58,7 @@ class Run:
 
     @property
     def relay_share(self) -> float:
-        """Of all tokens, those that a relay made and main decode did not."""
+        """Share of all tokens: those that a relay made and main decode did not."""
         return sum(one.relayed for one in self.outcomes) / sum(one.answer_tokens for one in self.outcomes)
 
     @property

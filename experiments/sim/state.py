@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class Pool(Generic[T]):
-    """Who asks has a connection at once, or is returned by a later `release`."""
+    """Pool of connections: who asks has one at once, or is returned by a later `release`."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -48,7 +48,7 @@ class Pool(Generic[T]):
         self._waiting: deque[T] = deque()
 
     def ask(self, who: T) -> bool:
-        """Whether there is a connection now; else `who` waits."""
+        """Take a connection: true when there is one now; else `who` waits."""
         if self.busy < self.size:
             self.busy += 1
             return True

@@ -1,4 +1,4 @@
-"""What is done to a trace before it is simulated. Pure."""
+"""Changes of a trace before it is simulated. Pure."""
 
 import random
 from dataclasses import replace
@@ -11,7 +11,7 @@ class BadWorkload(ValueError):
 
 
 def left_out(trace: Trace, warm_up: int, context_tokens: int) -> dict[str, int]:
-    """How many of the simulated requests are not as the trace has them, by what is told of them in `LEFT_OUT`."""
+    """Numbers of simulated requests that are not as the trace has them, by what is told of them in `LEFT_OUT`."""
     measured = trace.requests[warm_up:]
     counts = {
         "warm_up": warm_up,

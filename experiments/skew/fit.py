@@ -46,7 +46,7 @@ class Fit:
 
     @property
     def capacity_per_s(self) -> float:
-        """Of the pool, with uniform hit rates."""
+        """Capacity of the pool, with uniform hit rates."""
         return CONNECTIONS / (self.hold_ms(UNIFORM.mean) / 1000)
 
     @property
@@ -61,7 +61,7 @@ class Fit:
 
 
 def waits(arrivals: Sequence[float], holds: Sequence[float], servers: int) -> list[float]:
-    """How long each arrival waits for a free server that it then holds for its time. Any one unit of time."""
+    """Time that each arrival waits for a free server that it then holds for its time. Any one unit of time."""
     free = [0.0] * servers
     waited = []
     for arrival, hold in zip(arrivals, holds, strict=True):

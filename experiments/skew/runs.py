@@ -82,7 +82,7 @@ def _part(row: Row, seed: int, fit: Fit) -> Part:
 
 
 def first_blocks(part: Part) -> list[int]:
-    """Of each transfer, how many blocks the receiver holds. At least one block misses: the last token's."""
+    """Number of blocks of each transfer that the receiver holds. At least one block misses: the last token's."""
     misses = draw(DISTRIBUTIONS[part.detail["distribution"]], part.detail["transfers"], part.seed)
     return [BLOCKS - min(BLOCKS, max(1, round(miss * BLOCKS))) for miss in misses]
 

@@ -32,7 +32,7 @@ def shown(value: Any) -> str:
 
 
 class _Unpacked:
-    """What a gzip file unpacks to, as long as it is no bomb."""
+    """Contents of a gzip file, as long as it is no bomb."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -130,7 +130,7 @@ def as_whole(path: Path, line: int | None, value: Any, key: str, minimum: int, m
 
 
 def fits(count: int, tokens: int, block_tokens: int) -> bool:
-    """Whether so many ids are those of a prompt's blocks: of all of them, or of the full ones."""
+    """True if so many ids are those of a prompt's blocks: of all of them, or of the full ones."""
     return count in (tokens // block_tokens, -(-tokens // block_tokens))
 
 

@@ -21,7 +21,7 @@ from experiments.traces.trace import Request, Trace
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What to make. Every prompt has `prompt_tokens`; arrivals are evenly spaced at `rate_per_s`."""
+    """Recipe of a trace. Every prompt has `prompt_tokens`; arrivals are evenly spaced at `rate_per_s`."""
 
     distribution: str = "skewed"
     requests: int = 512

@@ -1,4 +1,4 @@
-"""What a trace is like: sizes, and the hit rates that a prefix cache would have. Pure.
+"""Statistics of a trace: sizes, and the hit rates that a prefix cache would have. Pure.
 
 The cache is the live workers' own policy (`workers.cache.policy`): unbounded, or bounded in tokens with LRU eviction.
 A prompt's last token is always computed, so a repeated prompt hits all but one token. A last block in part that has an
@@ -28,7 +28,7 @@ class Hit:
 
     @property
     def delta_tokens(self) -> int:
-        """What has to be computed, and its KV sent."""
+        """Tokens that have to be computed, and their KV sent."""
         return self.request.input_tokens - self.cached_tokens
 
 

@@ -49,7 +49,7 @@ class Trace:
 
     @cached_property
     def sha256(self) -> str:
-        """Of what the requests are, whatever file they came from: the same for a trace and its conversion."""
+        """Hash of what the requests are, whatever file they came from: the same for a trace and its conversion."""
         digest = hashlib.sha256(f"{self.block_tokens}\n".encode())
         for r in self.requests:
             row = (r.time_ns, r.input_tokens, r.output_tokens, r.session, r.turn, *r.blocks)
@@ -58,7 +58,7 @@ class Trace:
 
 
 def blocks_of(tokens: int, block_tokens: int) -> int:
-    """How many blocks a prompt takes, the last one perhaps in part."""
+    """Number of blocks that a prompt takes, the last one perhaps in part."""
     return -(-tokens // block_tokens)
 
 
@@ -68,7 +68,7 @@ def in_order(requests: Iterable[Request]) -> tuple[Request, ...]:
 
 
 def out_of_order(requests: Sequence[Request]) -> tuple[str, ...]:
-    """That requests do not stand in the order of time in their file. Of sessions with times of their own, nothing."""
+    """Note that requests are out of the order of time in their file; nothing for sessions with times of their own."""
     if any(request.session is not None for request in requests):
         return ()
     count = sum(after.time_ns < before.time_ns for before, after in pairwise(requests))

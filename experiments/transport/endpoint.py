@@ -168,8 +168,8 @@ async def serve(make: Make, real_time: bool) -> int:
 
 
 def _prioritise(real_time: bool) -> None:
-    """Where it is allowed, the lowest real-time priority, below the WAN relay's: an endpoint needs little of a CPU, but
-    needs it at once, or a busy machine would be measured instead of the network. Not for one that computes."""
+    """Take, where it is allowed, the lowest real-time priority, below the emulator's: an endpoint needs little of a CPU,
+    but needs it at once, or a busy machine would be measured instead of the network. Not for one that computes."""
     with suppress(OSError):
         if real_time:
             os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))

@@ -56,7 +56,7 @@ def _tail(name: str, values: Sequence[float]) -> Series:
 
 
 def hits_chart(rows: Rows) -> Chart:
-    """How far main decode's hit rate is behind prefill's: means over windows of requests, seeds together."""
+    """Distance of main decode's hit rate from prefill's: means over windows of requests, seeds together."""
     series = []
     for name, words in (("pdd", "with hand-over"), ("pdd-end-on-rld", "what ends on the relay dropped")):
         if name in rows:

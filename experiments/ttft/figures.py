@@ -33,7 +33,7 @@ class Row:
         return [record for records in self.by_seed for record in records]
 
     def column(self, key: str) -> list[float]:
-        """Of all seeds, where there is a value."""
+        """Values of all seeds, where there are any."""
         return [float(record[key]) for record in self.all if record.get(key) is not None]
 
     def ttft_s(self, share: float) -> tuple[float, ...]:
@@ -57,7 +57,7 @@ class Row:
         )
 
     def meets_sla(self) -> bool:
-        """Of all seeds' requests together."""
+        """Verdict on all seeds' requests together."""
         ttft_s = [value / 1000 for value in self.column("ttft_ms")]
         return percentile(ttft_s, 0.90) < SLA_P90_S and percentile(ttft_s, 0.99) < SLA_P99_S
 
@@ -178,7 +178,7 @@ def split_figures(rows: Rows, runs: Predictions, judged: bool) -> list[Figure]:
 
 
 def consistency_figures(rows: Rows, judged: bool) -> list[Figure]:
-    """How far main decode's hit rate is behind prefill's."""
+    """Distance of main decode's hit rate from prefill's."""
     made = []
     if "pdd" in rows:
         low, high = (-MOST_BEHIND, MOST_BEHIND) if judged else (None, None)

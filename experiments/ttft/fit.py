@@ -92,7 +92,7 @@ CHIP_E_PREFILL, CHIP_E_DECODE = 0.81, 2.10
 
 
 def predicted(fit: Fit, name: str, recipe: SessionRecipe, answer_divisor: int) -> Run:
-    """What the simulator says of a variant in a lab, whose tokens stand for several. Times are the deployment's."""
+    """Run of the simulator for a variant in a lab, whose tokens stand for several. Times are the deployment's."""
     trace, is_ = generate_sessions(recipe), fit.deployment()
     requests = tuple(
         replace(one, output_tokens=lab_answer(one.output_tokens, answer_divisor)) for one in trace.requests

@@ -39,7 +39,7 @@ class Shape:
         return math.ceil(self.requests / (2 if name in BESIDE else 1) / seeds)
 
     def seconds(self, fit: Fit, requests: int) -> float:
-        """What one part takes, about."""
+        """Seconds that one part takes, about."""
         return requests / fit.rate_per_s / self.time_compression + WARM_UP_S * self.sessions / 64 + TAIL_S
 
 

@@ -37,7 +37,7 @@ def parts(fit: Fit, shape: Shape, names: Sequence[str], seeds: int, suffix: str 
 
 
 def variation(name: str, fit: Fit, shape: Shape) -> Overlay:
-    """What is other than in topologies/paper.yaml in a variant's lab: fitted values, scale, pipeline."""
+    """Overlay on topologies/paper.yaml in a variant's lab: fitted values, scale, pipeline."""
     variant = VARIANTS[name]
     return {
         **as_written(fit),
