@@ -168,7 +168,7 @@ async def serve(make: Make, real_time: bool) -> int:
 
 
 def _prioritise(real_time: bool) -> None:
-    """Take, where it is allowed, the lowest real-time priority, below the emulator's: an endpoint needs little of a CPU,
+    """Take, where allowed, the lowest real-time priority, below the emulator's: an endpoint needs little of a CPU,
     but needs it at once, or a busy machine would be measured instead of the network. Not for one that computes."""
     with suppress(OSError):
         if real_time:
