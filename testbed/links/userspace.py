@@ -15,9 +15,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from pyroute2.netlink.exceptions import NetlinkError
 
 from testbed.links.base import LinkCounters, LinkError, WanEnd, WanLink
+from testbed.links.emulator import messages
 from testbed.links.emulator.memory import MemoryLimitError, available_bytes, line_limit_bytes
 from testbed.links.emulator.tun import open_tun
 from testbed.machine.netns import netlink_in, network_namespace_of
@@ -71,17 +73,12 @@ class UserspaceLink(WanLink):
         asked = {**self._asked, direction: impairment}
         limits = self._line_limits(asked)
         self._ask(
-            {
-                "op": "apply",
-                "direction": direction,
-                "impairment": impairment.to_dict(),
-                "line_limit_bytes": limits[direction],
-            }
+            messages.Apply(direction=direction, impairment=impairment.to_dict(), line_limit_bytes=limits[direction])
         )
         self._asked = asked
 
     def applied(self) -> Mapping[Direction, dict[str, Any]]:
-        answer = self._ask({"op": "applied"})
+        answer = self._ask(messages.Applied())
         health = self.health()
         for direction, end in zip(DIRECTIONS, self.ends, strict=True):
             attributes = self._device(end)
@@ -95,34 +92,34 @@ class UserspaceLink(WanLink):
 
     def counters(self) -> Mapping[Direction, LinkCounters]:
         """As `WanLink.counters`; `dropped_unasked` includes what the TUN's own queue dropped on the way in."""
-        answer = self._ask({"op": "counters"})
+        answer = self._ask(messages.Counters())
         for direction, end in zip(DIRECTIONS, self.ends, strict=True):
             dropped = self._device(end)["IFLA_STATS64"]["tx_dropped"]
             answer[direction]["dropped_tun"] = dropped
             answer[direction]["dropped_unasked"] += dropped
         return answer
 
-    def lateness(self) -> Mapping[Direction, dict[str, Any]]:
+    def lateness(self) -> Mapping[Direction, messages.DirectionLateness]:
         """Lateness of packets (frames: super-packets count once), read late or written late, since `forget`.
 
         count, mean_ns, p50_ns, p99_ns, max_ns, buckets; `unfaithful`: None, or how many `windows` were and the
         `first`, `worst` and `last` of them (`from` and `to` in seconds of the epoch, packets, late, worst_ns, limit);
         `measuring`: the same, of what passed while `measure` was on.
         """
-        return self._ask({"op": "lateness"})
+        return self._ask(messages.Lateness())
 
     def measure(self, on: bool) -> None:
         """Begin or end a time in which the lab itself loads the link as much as it may be: lateness is kept apart."""
-        self._ask({"op": "measure", "on": on})
+        self._ask(messages.Measure(on=on))
 
     def forget(self) -> None:
         """Forget how late and how busy the emulator was so far."""
-        self._ask({"op": "forget"})
+        self._ask(messages.Forget())
 
-    def health(self) -> Mapping[str, Any]:
+    def health(self) -> messages.Health:
         """State: pid, busy_last, busy_max and busy_max_measuring (share of one CPU, 1 s windows), realtime,
         realtime_refused."""
-        return self._ask({"op": "health"})
+        return self._ask(messages.GetHealth())
 
     def punctuality(self) -> Mapping[str, Any] | None:
         return {"lateness": self.lateness(), "health": self.health()}
@@ -215,29 +212,30 @@ class UserspaceLink(WanLink):
                 env=environment,
                 start_new_session=True,  # the lab's Ctrl-C is not the relay's
             )
-        start: dict[str, Any] = {"name": self.plan.name, "seed": self.seed}
-        for direction in DIRECTIONS:
-            start[direction] = {
-                "impairment": self._asked[direction].to_dict(),
-                "line_limit_bytes": limits[direction],
-            }
-        self._ask(start)
+        sides = {way: messages.Side(self._asked[way].to_dict(), limits[way]) for way in DIRECTIONS}
+        start = messages.Start(0, self.plan.name, self.seed, **sides)
+        self._exchange(start)
 
-    def _ask(self, request: dict[str, Any]) -> Any:
-        """One request to the relay and its answer (a dictionary) without "ok". Raises LinkError."""
+    def _ask(self, request: messages.Request[messages.R]) -> messages.R:
+        """One request to the emulator and its answer. Raises LinkError."""
+        return msgspec.convert(self._exchange(request), messages.answer_type(request))
+
+    def _exchange(self, message: msgspec.Struct) -> dict[str, Any]:
+        """One message to the emulator and what it answers, without "id" and "ok". Raises LinkError."""
         with self._lock:
             if self._control is None:
                 raise LinkError(f'wan "{self.plan.name}": the relay is not running; build the link first')
             self._requests += 1
             try:
-                self._control.sendall(json.dumps({**request, "id": self._requests}).encode() + b"\n")
+                line = json.dumps({**msgspec.to_builtins(message), "id": self._requests})
+                self._control.sendall(line.encode() + b"\n")
                 while (answer := json.loads(self._read_line())).pop("id") != self._requests:
                     pass  # the late answer to a request that was given up
             except (OSError, EOFError) as error:
                 raise LinkError(self._obituary(error)) from error
         if not answer.pop("ok"):
             raise LinkError(f'wan "{self.plan.name}": the relay refused: {answer["error"]}')
-        return answer
+        return answer  # type: ignore[no-any-return]
 
     def _read_line(self) -> bytes:
         assert self._control is not None

@@ -14,6 +14,7 @@ import psutil
 from testbed.lab.network import Network
 from testbed.lab.troubles import Troubles
 from testbed.links.base import LinkError
+from testbed.links.emulator.messages import DirectionLateness
 from testbed.links.userspace import UserspaceLink
 from testbed.model.direction import Direction
 from testbed.verify.drops import DropWatch
@@ -80,7 +81,7 @@ class Faithfulness:
         return reasons + self._cpu_reasons() + pace_reasons(read_pace(self._records)) + self._troubles.reasons()
 
     def _relay_reasons(
-        self, name: str, lateness: Mapping[Direction, dict[str, Any]], health: Mapping[str, Any]
+        self, name: str, lateness: Mapping[Direction, DirectionLateness], health: Mapping[str, Any]
     ) -> Iterator[str]:
         for direction, figures in lateness.items():
             where = f'wan "{name}" {direction}'

@@ -12,12 +12,14 @@ import socket
 import sys
 from functools import partial
 from time import monotonic_ns
-from typing import Any
+
+import msgspec
 
 from testbed.links.emulator.control import Control
 from testbed.links.emulator.lane import Lane
 from testbed.links.emulator.load import Load
 from testbed.links.emulator.loop import run
+from testbed.links.emulator.messages import Health, Start
 from testbed.links.emulator.tun import write_frame
 from testbed.model.impairment import Impairment
 from workers import linux
@@ -29,42 +31,44 @@ def main() -> None:
     tun_a, tun_b, control_fd = (_lowest(int(argument)) for argument in sys.argv[1:4])
     sock = socket.socket(fileno=control_fd)
     _die_with_parent()
-    realtime = _be_punctual()
+    realtime, refused, locked = _be_punctual()
     start = _start(sock)
     if start is None:
         return
     now = monotonic_ns()
     lanes = {
         name: Lane(
-            Impairment.from_dict(start[name]["impairment"]),
-            start[name]["line_limit_bytes"],
+            Impairment.from_dict(side.impairment),
+            side.line_limit_bytes,
             partial(write_frame, fd),
             now,
-            seed=f"{start['seed']}/{start['name']}/{name}",
+            seed=f"{start.seed}/{start.name}/{name}",
         )
-        for name, fd in (("forward", tun_b), ("backward", tun_a))
+        for name, side, fd in (("forward", start.forward, tun_b), ("backward", start.backward, tun_a))
     }
     load = Load(now)
 
-    def health() -> dict[str, Any]:
+    def health() -> Health:
         return {
             "pid": os.getpid(),
             "busy_last": round(load.busy_last, 4),
             "busy_max": round(load.busy_max, 4),
             "busy_max_measuring": round(load.busy_max_measuring, 4),
-            **realtime,
+            "realtime": realtime,
+            "realtime_refused": refused,
+            "memory_locked": locked,
         }
 
     sock.setblocking(False)
     control = Control(sock, lanes, load, health)
-    sock.sendall(json.dumps({"id": start["id"], "ok": True, **health()}).encode() + b"\n")
+    sock.sendall(json.dumps({"id": start.id, "ok": True, **health()}).encode() + b"\n")
     gc.collect()
     gc.freeze()
     gc.disable()  # nothing in the loop makes cycles
     try:
         run({tun_a: lanes["forward"], tun_b: lanes["backward"]}, control, load)
     except OSError as error:
-        sys.exit(f"a TUN device of wan {start['name']} is gone: {error.strerror}")
+        sys.exit(f"a TUN device of wan {start.name} is gone: {error.strerror}")
 
 
 def _lowest(fd: int) -> int:
@@ -74,10 +78,10 @@ def _lowest(fd: int) -> int:
     return copy
 
 
-def _start(sock: socket.socket) -> dict[str, Any] | None:
-    """The start message: {"id", "name", "seed", "forward": {"impairment", "line_limit_bytes"}, "backward": ...}."""
+def _start(sock: socket.socket) -> Start | None:
+    """The start message; None where the lab is gone."""
     line = sock.makefile("rb").readline()
-    return json.loads(line) if line else None
+    return msgspec.json.decode(line, type=Start) if line else None
 
 
 def _die_with_parent() -> None:
@@ -98,8 +102,8 @@ def _die_with_parent() -> None:
         os._exit(0)
 
 
-def _be_punctual() -> dict[str, Any]:
-    """Ask the kernel for punctuality; what it refuses is reported, not fatal."""
+def _be_punctual() -> tuple[bool, str, bool]:
+    """Ask the kernel for punctuality: whether there is real time, why not, and whether memory is locked."""
     linux.mallopt(linux.M_MMAP_THRESHOLD, 32 << 20)
     linux.mallopt(linux.M_TRIM_THRESHOLD, 1 << 30)
     linux.mallopt(linux.M_TOP_PAD, 1 << 20)
@@ -117,8 +121,8 @@ def _be_punctual() -> dict[str, Any]:
             os.setpriority(os.PRIO_PROCESS, 0, -20)
         except OSError:
             refused += "; nice -20 refused too"
-        return {"realtime": False, "realtime_refused": refused, "memory_locked": locked}
-    return {"realtime": True, "realtime_refused": "", "memory_locked": locked}
+        return False, refused, locked
+    return True, "", locked
 
 
 if __name__ == "__main__":

@@ -1,17 +1,17 @@
-"""The relay's side of its control socket: one JSON object a line in, one out. Owns the vocabulary.
+"""The emulator's side of its control socket: one JSON object a line in, one out (`messages`).
 
-    {"op": "apply", "direction": "forward", "impairment": {...}, "line_limit_bytes": N}  -> {"ok": true}
-    {"op": "applied" | "counters" | "lateness" | "health" | "forget"}                   -> {"ok": true, ...}
-    {"op": "measure", "on": true}                                                       -> {"ok": true}
-Errors answer {"ok": false, "error": "..."}; every answer repeats the request's "id"; end of file ends the relay.
+What is no request is answered {"ok": false, "error": "..."}, and the emulator goes on; end of file ends it.
 """
 
 import json
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from time import monotonic_ns, time
 from typing import Any
 
+import msgspec
+
+from testbed.links.emulator import messages
 from testbed.links.emulator.lane import Lane
 from testbed.links.emulator.load import Load
 from testbed.model.impairment import Impairment
@@ -19,7 +19,7 @@ from testbed.model.impairment import Impairment
 
 class Control:
     def __init__(
-        self, sock: socket.socket, lanes: dict[str, Lane], load: Load, health: Callable[[], dict[str, Any]]
+        self, sock: socket.socket, lanes: dict[str, Lane], load: Load, health: Callable[[], messages.Health]
     ) -> None:
         self._socket = sock
         self._lanes = lanes
@@ -41,6 +41,9 @@ class Control:
         if not received:
             return False
         *lines, self._buffer = (self._buffer + received).split(b"\n")
+        if len(self._buffer) > messages.MAX_LINE:
+            self._buffer = b""
+            return self._send({"id": None, "ok": False, "error": f"a line is longer than {messages.MAX_LINE} bytes"})
         return all(self._send(self._serve(line)) for line in lines)
 
     def _send(self, message: dict[str, Any]) -> bool:
@@ -54,36 +57,32 @@ class Control:
         identity = None
         try:
             request = json.loads(line)
-            identity = request.get("id")
-            return {"id": identity, "ok": True, **self._handle(request)}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            identity = request.get("id") if isinstance(request, dict) else None
+            answer = self._handle(msgspec.convert(request, messages.AnyRequest))
+            return {"id": identity, "ok": True, **answer}
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             return {"id": identity, "ok": False, "error": f"{type(error).__name__}: {error}"}
 
-    def _handle(self, request: dict[str, Any]) -> dict[str, Any]:
-        match request["op"]:
-            case "apply":
-                lane = self._lanes[request["direction"]]
-                impairment = Impairment.from_dict(request["impairment"])
-                lane.configure(impairment, request["line_limit_bytes"], monotonic_ns())
-                return {}
-            case "applied":
+    def _handle(self, request: messages.AnyRequest) -> Mapping[str, Any]:
+        now = monotonic_ns()
+        match request:
+            case messages.Apply():
+                impairment = Impairment.from_dict(request.impairment)
+                self._lanes[request.direction].configure(impairment, request.line_limit_bytes, now)
+            case messages.Applied():
                 return {name: lane.applied() for name, lane in self._lanes.items()}
-            case "counters":
+            case messages.Counters():
                 return {name: lane.counters() for name, lane in self._lanes.items()}
-            case "lateness":
+            case messages.Lateness():
                 return {name: lane.late(monotonic_ns(), time()) for name, lane in self._lanes.items()}
-            case "measure":
-                now = monotonic_ns()
-                self._load.measure(request["on"], now)
+            case messages.GetHealth():
+                return self._health()
+            case messages.Measure():
+                self._load.measure(request.on, now)
                 for lane in self._lanes.values():
-                    lane.measure(request["on"], now, time())
-                return {}
-            case "forget":
-                now = monotonic_ns()
+                    lane.measure(request.on, now, time())
+            case messages.Forget():
                 self._load.forget()
                 for lane in self._lanes.values():
                     lane.forget(now, time())
-                return {}
-            case "health":
-                return self._health()
-        raise ValueError(f"unknown op {request['op']!r}")
+        return {}

@@ -7,6 +7,7 @@ without a device.
 from collections.abc import Callable
 from typing import Any
 
+from testbed.links.base import LinkCounters
 from testbed.links.emulator.bottleneck import FOREVER, Bottleneck
 from testbed.links.emulator.delayline import DelayLine
 from testbed.links.emulator.lateness import Lateness
@@ -92,7 +93,7 @@ class Lane:
         """Values of this direction from now on, limits included."""
         return {**self.impairment.to_dict(), "line_limit_bytes": self._line.limit_bytes}
 
-    def counters(self) -> dict[str, int]:
+    def counters(self) -> LinkCounters:
         """Packets are MTU segments, bytes are IP bytes; `packets` counts what went onto the wire."""
         bottleneck, wire = self._bottleneck, self._wire
         return {
