@@ -1,4 +1,4 @@
-"""`publish:` makes a host's port reachable from the machine: a byte relay between two namespaces.
+"""`publish:` makes a host's port reachable from the machine: bytes passed between two namespaces.
 
 The listening socket is opened on the machine before the lab enters its namespaces; one thread per host joins that
 host's network namespace for good, accepts there and connects to the host's own address.

@@ -1,6 +1,7 @@
 """What this machine did second by second: CPU time that the hypervisor took, and how long runnable processes waited.
 
-It is the evidence beside a lab's reasons: a relay that was late while the machine stood still was not slow by itself.
+It is the evidence beside a lab's reasons: an emulator that was late while the machine stood still was
+not slow by itself.
 Owns one thread; reads /proc only.
 """
 

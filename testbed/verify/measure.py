@@ -25,7 +25,7 @@ TRAIN_PACKETS = 60
 LONGEST_TRAIN_NS, FEWEST_TRAIN_PACKETS = 2_000_000_000, 8
 # Beyond this, separate UDP packets measure how fast this machine sends them rather than the link.
 MAX_TRAIN_RATE_BPS = 1_000_000_000
-PATHS_APART_NS = 200_000  # between probes of different paths: several times what the relay takes for one
+PATHS_APART_NS = 200_000  # between probes of different paths: several times what the emulator takes for one
 OVERLOAD = 1.3  # of the rate, while a buffer is being filled
 LEAST_OVERLOAD = 1.15  # what of it this machine must have managed to send,
 OFFERS = 3  # in one of so many goes: a busy machine is no fault of the link

@@ -86,7 +86,7 @@ class Verification:
                 figure["note"] = f"{figure['note']}; {told}" if figure["note"] else told
 
     def _lateness_rows(self, name: str, way: str) -> Iterator[dict[str, Any]]:
-        """How late the relay was in the lab's life, and while `verify` loaded it: reported, never judged here."""
+        """How late the emulator was in the lab's life, and while `verify` loaded it: reported, never judged here."""
         link = self._network.links[name]
         if not isinstance(link, UserspaceLink):
             return
@@ -95,7 +95,7 @@ class Verification:
             ("lateness", figures, health["busy_max"]),
             ("lateness (verify)", figures["measuring"], health["busy_max_measuring"]),
         ):
-            note = f"p99 of {late['count']}, latest {late['max_ns'] / 1e6:.1f} ms; relay up to {busy:.0%} busy"
+            note = f"p99 of {late['count']}, latest {late['max_ns'] / 1e6:.1f} ms; emulator up to {busy:.0%} busy"
             if figure == "lateness (verify)":
                 note += "; while verify loaded the link"
             yield Verdict(figure, "ns", None, late["p99_ns"], None, None, note).row()

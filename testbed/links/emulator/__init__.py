@@ -1,4 +1,4 @@
-"""The relay: one process that is the WAN between two TUN devices, where the kernel has no netem.
+"""The emulator: one process that is the WAN between two TUN devices, where the kernel has no netem.
 
 A packet's way, file by file: `loop` reads it from one TUN, `packet` measures it in MTU segments, `lane` hands it
 to the `bottleneck` (rate, queue, `codel`) and to the `wire` (loss and the like from `chance`, `jitter`), it waits

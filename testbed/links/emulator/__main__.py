@@ -1,4 +1,4 @@
-"""The relay process: `python -m testbed.links.emulator TUN_A TUN_B CONTROL`, three inherited descriptors.
+"""The emulator process: `python -m testbed.links.emulator TUN_A TUN_B CONTROL`, three inherited descriptors.
 
 Owns what makes a Python process punctual: real-time priority, locked memory, no garbage collection, a heap
 that is not given back and faulted in again. The first control line is the start message (see `_start`).

@@ -1,4 +1,4 @@
-"""The relay's loop: reads packets from two TUN devices, writes each when its time comes, answers the lab.
+"""The emulator's loop: reads packets from two TUN devices, writes each when its time comes, answers the lab.
 
 Owns the waiting. `select` takes microseconds (epoll and poll take milliseconds, which cost 0.4 ms a round
 trip) and its timer is exact for a real-time thread.

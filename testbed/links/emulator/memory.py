@@ -11,9 +11,9 @@ from testbed.links.emulator.delayline import OVERHEAD_BYTES
 from testbed.links.emulator.packet import VNET_BYTES
 from testbed.model.impairment import NS_PER_S, SMALLEST_PACKET_BYTES, Impairment
 
-# More small packets a second than the relay can carry on any machine: bounds the per-packet overhead.
+# More small packets a second than the emulator can carry on any machine: bounds the per-packet overhead.
 PACKETS_PER_S_CEILING = 500_000
-# A link without a rate limit is as fast as the relay: no machine has shown more.
+# A link without a rate limit is as fast as the emulator: no machine has shown more.
 UNLIMITED_BPS = 20_000_000_000
 SHARE_OF_AVAILABLE = 0.5
 _SLACK_BYTES = 16 << 20
@@ -45,7 +45,7 @@ def in_flight_bytes(impairment: Impairment) -> int:
 def line_limit_bytes(asked: Mapping[Name, Impairment], machine_bytes: int) -> dict[Name, int]:
     """Limit of each direction's delay line. Raises MemoryLimitError.
 
-    Without a rate limit there is no largest amount in flight: the limit is then what the relay could carry
+    Without a rate limit there is no largest amount in flight: the limit is then what the emulator could carry
     at 20 Gbit/s, or this direction's share of the memory where that is less (`dropped_line` counts the rest).
     """
     for name, impairment in asked.items():

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Generic, NotRequired, TypedDict, TypeVar, get
 
 from msgspec import Meta, Struct
 
-from testbed.links.base import Direction, LinkCounters
+from testbed.links.base import LinkCounters
+from testbed.model.direction import Direction
 
 R = TypeVar("R")
 MAX_LINE = 1 << 20

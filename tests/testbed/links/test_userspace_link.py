@@ -1,4 +1,4 @@
-"""The userspace driver for real: namespaces, TUN devices, the relay process, TCP and UDP through it."""
+"""The userspace driver for real: namespaces, TUN devices, the emulator, TCP and UDP through it."""
 
 import hashlib
 import json
@@ -254,14 +254,14 @@ def test_both_ends_are_set_up_as_planned(raise_rig: Callable[..., Rig]) -> None:
         assert [f"{a['local']}/{a['prefixlen']}" for a in device["addr_info"]] == [str(address)]
 
 
-def test_the_death_of_the_relay_takes_its_devices_and_is_told(raise_rig: Callable[..., Rig]) -> None:
+def test_the_death_of_the_emulator_takes_its_devices_and_is_told(raise_rig: Callable[..., Rig]) -> None:
     bed = raise_rig(Impairment())
     os.kill(link_of(bed).health()["pid"], signal.SIGKILL)
     deadline = time.monotonic() + 5
     while has_interface(bed.router_a, "wan-a") or has_interface(bed.router_b, "wan-b"):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    with pytest.raises(LinkError, match=r'wan "rig": the relay has ended .*relay\.log'):
+    with pytest.raises(LinkError, match=r'wan "rig": the emulator has ended .*relay\.log'):
         bed.link.counters()
     bed.link.close()
 
@@ -282,12 +282,12 @@ def cpu_seconds(stat: Path) -> float:
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
-def test_a_device_taken_away_ends_the_relay_rather_than_spinning(raise_rig: Callable[..., Rig]) -> None:
+def test_a_device_taken_away_ends_the_emulator_rather_than_spinning(raise_rig: Callable[..., Rig]) -> None:
     bed = raise_rig(Impairment())
-    relay = Path(f"/proc/{link_of(bed).health()['pid']}/stat")
+    emulator = Path(f"/proc/{link_of(bed).health()['pid']}/stat")
     bed.run(bed.router_a, ["ip", "link", "del", "wan-a"])
     deadline = time.monotonic() + 5
-    while relay.read_text().split()[2] != "Z":
+    while emulator.read_text().split()[2] != "Z":
         assert time.monotonic() < deadline
         time.sleep(0.01)
     with pytest.raises(LinkError, match="has ended with status 1"):
@@ -311,7 +311,7 @@ def has_interface(pid: int, name: str) -> bool:
     return any(line.lstrip().startswith(f"{name}:") for line in Path(f"/proc/{pid}/net/dev").read_text().splitlines())
 
 
-def test_closing_ends_the_relay_and_the_devices_and_may_be_repeated(raise_rig: Callable[..., Rig]) -> None:
+def test_closing_ends_the_emulator_and_the_devices_and_may_be_repeated(raise_rig: Callable[..., Rig]) -> None:
     bed = raise_rig(Impairment())
     pid = link_of(bed).health()["pid"]
     bed.link.close()
@@ -336,23 +336,23 @@ link = UserspaceLink(WanPlan("w", "a", "b", a, b, Impairment(), Impairment()),
                      (WanEnd(pid, "wan-a", a), WanEnd(pid, "wan-b", b)), pid, Path(sys.argv[2]))
 builder = threading.Thread(target=link.build)
 builder.start(); builder.join()
-time.sleep(0.2)  # the thread that started the relay is gone: that must not end it
+time.sleep(0.2)  # the thread that started the emulator is gone: that must not end it
 print(json.dumps(link.health() if sys.argv[3:] else link.health()["pid"]), flush=True)
 time.sleep(60)
 """
 
 
-def test_the_relay_outlives_the_thread_that_built_it_but_not_the_process(tmp_path: Path) -> None:
+def test_the_emulator_outlives_the_thread_that_built_it_but_not_the_process(tmp_path: Path) -> None:
     with namespace() as pid:
         owner = subprocess.Popen(
             [sys.executable, "-c", OWNER, str(pid), str(tmp_path)], stdout=subprocess.PIPE, text=True
         )
         assert owner.stdout is not None
-        relay = int(owner.stdout.readline())
+        emulator = int(owner.stdout.readline())
         owner.kill()
         owner.communicate()
         deadline = time.monotonic() + 5
-        while Path(f"/proc/{relay}").exists():
+        while Path(f"/proc/{emulator}").exists():
             assert time.monotonic() < deadline
             time.sleep(0.01)
 
