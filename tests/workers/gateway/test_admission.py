@@ -111,7 +111,7 @@ def test_what_fits_nowhere_is_refused_with_a_retry_after_and_the_rest_gets_its_t
                 assert (error["type"], error["code"]) == ("rate_limit_error", "overloaded")
                 assert "1 requests are running and 2 are waiting" in error["message"]
                 metrics = (await lab.http.get("/metrics")).text
-                assert "pddbed_num_requests_running 1\npddbed" not in metrics
+                assert "pddbed_num_requests_running 1.0\npddbed" not in metrics
                 assert "pddbed_num_requests_running 1" in metrics
                 assert "pddbed_num_requests_waiting 2" in metrics
                 assert "pddbed_requests_refused_total 1" in metrics

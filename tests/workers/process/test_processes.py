@@ -76,9 +76,9 @@ def test_the_processes_hold_nothing_after_their_answers(cluster: LocalCluster) -
     free = {}
     for _ in range(100):
         metrics = httpx.get(f"{cluster.base_url}/metrics").text.splitlines()
-        used = [line.split()[-1] for line in metrics if 'state="used"' in line]
+        used = [float(line.split()[-1]) for line in metrics if 'state="used"' in line]
         free = {"used": used}
-        if used == ["0", "0", "0"] and "pddbed_requests_running 0" in metrics:
+        if used == [0, 0, 0] and "pddbed_requests_running 0.0" in metrics:
             return
         time.sleep(0.05)
     pytest.fail(f"still in use: {free}")
