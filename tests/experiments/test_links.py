@@ -12,8 +12,9 @@ from experiments.framework import links
 from experiments.framework.links import LinkWatch
 from testbed.lab.control import ControlServer
 from testbed.lab.record import Record
+from testbed.links.base import LinkCounters
 
-COUNTED = {"packets": 1, "bytes": 100, "dropped_queue": 0, "lost": 0, "dropped_unasked": 0}
+COUNTED = {**dict.fromkeys(LinkCounters.__required_keys__, 0), "packets": 1, "bytes": 100}
 
 LINK: dict[str, Any] = {"name": "wan0", "between": ["main", "remote"], "driver": "userspace", "mtu": 1500}
 LINK |= {"file": {}, "asked": {}, "applied": {}, "punctuality": None, "problem": None}
@@ -50,7 +51,7 @@ def watched(tmp_path: Path, answer: Callable[[int], dict[str, Any]], samples: in
 
 def one_link(number: int) -> dict[str, Any]:
     counters = {way: {name: number * value for name, value in COUNTED.items()} for way in ("forward", "backward")}
-    return {"links": [{**LINK, "counters": counters}]}
+    return {"links": [{**LINK, "counters": counters}], "congestion": None}
 
 
 def test_a_run_without_a_gap_says_nothing(tmp_path: Path, quick: None) -> None:
@@ -77,7 +78,13 @@ def test_a_lab_that_stood_still_leaves_a_gap_that_is_told_and_counted_in_the_row
 
 @pytest.mark.parametrize(
     "broken",
-    [{"links": []}, {"links": [{**LINK, "counters": {}}]}, {"error": "is broken"}, {}, {"links": 3}],
+    [
+        {"links": [], "congestion": None},
+        {"links": [{**LINK, "counters": {}}], "congestion": None},
+        {"error": "is broken"},
+        {},
+        {"links": 3},
+    ],
     ids=["no links at first", "a broken link", "an error", "no answer", "rubbish"],
 )
 def test_whatever_the_lab_answers_the_next_sample_is_taken(tmp_path: Path, quick: None, broken: dict[str, Any]) -> None:
