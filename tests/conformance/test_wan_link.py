@@ -75,6 +75,7 @@ def assert_rate(report: dict[str, Any], expected_bps: float, record_property: Re
     assert statistics.median(shares) == pytest.approx(1, abs=0.02), shares
 
 
+@pytest.mark.quiet
 def test_tcp_gets_the_rate_minus_its_headers(line: Line, record_property: Record) -> None:
     rate_bps = 10_000_000
     line.set(Impairment(rate_bps=rate_bps, delay_ns=5 * MS, queue_bytes=125_000))

@@ -64,6 +64,7 @@ def get(url: str, patience_s: float = 10) -> Any:
             time.sleep(0.1)
 
 
+@pytest.mark.quiet
 def test_byo_engine_is_reached_from_this_machine_and_reaches_its_peer_across_the_wan(
     raise_lab: Callable[..., Lab], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
