@@ -1,6 +1,6 @@
-"""The userspace WAN driver: two TUN devices joined by a relay process, for kernels without netem.
+"""The userspace WAN driver: two TUN devices joined by an emulator, for kernels without netem.
 
-Owns making, moving and addressing the devices, starting and ending the relay, and the memory it may hold.
+Owns making, moving and addressing the devices, starting and ending the emulator, and the memory it may hold.
 What happens to a packet is `testbed.links.emulator`'s; this file never sees one.
 """
 
@@ -60,12 +60,12 @@ class UserspaceLink(WanLink):
         try:
             for end in self.ends:
                 tuns.append(self._make_end(end))
-            self._start_relay(tuns, limits)
+            self._start_emulator(tuns, limits)
         except BaseException:
             self.close()
             raise
         finally:
-            # The relay holds the only descriptors: when it ends, so do the devices.
+            # The emulator holds the only descriptors: when it ends, so do the devices.
             for fd in tuns:
                 os.close(fd)
 
@@ -127,7 +127,7 @@ class UserspaceLink(WanLink):
     def close(self) -> None:
         with self._lock:
             if self._control is not None:
-                self._control.close()  # end of file is the relay's order to go
+                self._control.close()  # end of file is the emulator's order to go
                 self._control = None
             process, self._process = self._process, None
         if process is not None:
@@ -183,7 +183,7 @@ class UserspaceLink(WanLink):
             os.close(target)
 
     def _silence_ipv6(self, end: WanEnd) -> None:
-        """No router solicitations on the WAN. The relay ignores what comes where IPv6 cannot be switched off."""
+        """No router solicitations on the WAN. The emulator ignores what comes where IPv6 cannot be switched off."""
         with network_namespace_of(end.pid), contextlib.suppress(OSError):
             Path(f"/proc/sys/net/ipv6/conf/{end.ifname}/disable_ipv6").write_text("1")
 
@@ -196,7 +196,7 @@ class UserspaceLink(WanLink):
         except (NetlinkError, OSError) as error:
             raise LinkError(f'wan "{self.plan.name}": interface {end.ifname} is gone ({error})') from error
 
-    def _start_relay(self, tuns: list[int], limits: Mapping[Direction, int]) -> None:
+    def _start_emulator(self, tuns: list[int], limits: Mapping[Direction, int]) -> None:
         ours, theirs = socket.socketpair()
         ours.settimeout(_ANSWER_TIMEOUT_S)
         self._control = ours
@@ -210,7 +210,7 @@ class UserspaceLink(WanLink):
                 stderr=log,
                 pass_fds=descriptors,
                 env=environment,
-                start_new_session=True,  # the lab's Ctrl-C is not the relay's
+                start_new_session=True,  # the lab's Ctrl-C is not the emulator's
             )
         sides = {way: messages.Side(self._asked[way].to_dict(), limits[way]) for way in DIRECTIONS}
         start = messages.Start(0, self.plan.name, self.seed, **sides)
@@ -224,7 +224,7 @@ class UserspaceLink(WanLink):
         """One message to the emulator and what it answers, without "id" and "ok". Raises LinkError."""
         with self._lock:
             if self._control is None:
-                raise LinkError(f'wan "{self.plan.name}": the relay is not running; build the link first')
+                raise LinkError(f'wan "{self.plan.name}": the emulator is not running; build the link first')
             self._requests += 1
             try:
                 line = json.dumps({**msgspec.to_builtins(message), "id": self._requests})
@@ -234,7 +234,7 @@ class UserspaceLink(WanLink):
             except (OSError, EOFError) as error:
                 raise LinkError(self._obituary(error)) from error
         if not answer.pop("ok"):
-            raise LinkError(f'wan "{self.plan.name}": the relay refused: {answer["error"]}')
+            raise LinkError(f'wan "{self.plan.name}": the emulator refused: {answer["error"]}')
         return answer  # type: ignore[no-any-return]
 
     def _read_line(self) -> bytes:
@@ -253,4 +253,4 @@ class UserspaceLink(WanLink):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 status = self._process.wait(timeout=1)  # its socket closes a moment before it is gone
         fate = "does not answer" if status is None else f"has ended with status {status}"
-        return f'wan "{self.plan.name}": the relay {fate} ({error}); see {self.log_path}'
+        return f'wan "{self.plan.name}": the emulator {fate} ({error}); see {self.log_path}'

@@ -1,7 +1,7 @@
 """The lab's sandbox: a guardian outside, and inside new network, PID and mount namespaces a reaper as PID 1
 whose child is the supervisor.
 
-    pddbed up --fork--> guardian --fork--> PID 1 (reaper) --fork--> supervisor --> Mininet, relays, workers
+    pddbed up --fork--> guardian --fork--> PID 1 (reaper) --fork--> supervisor --> Mininet, emulators, workers
 
 When the supervisor ends, however it ends, PID 1 exits and the kernel removes every process and interface of the
 lab; the guardian then sweeps what the kernel does not know: cgroup directories and the record. When the guardian

@@ -1,4 +1,4 @@
-"""Why what was measured in a lab is not to be trusted: relays that were late, packets dropped unasked, stolen CPU time.
+"""Reasons not to trust what a lab measured: emulators that were late, packets dropped unasked, stolen CPU time.
 
 What was unfaithful once stays so until `forget` (`pddbed wan reset`). The reasons of paced workers are read by `pace`.
 """
@@ -21,9 +21,9 @@ from testbed.verify.drops import DropWatch
 from testbed.verify.machine_watch import MachineWatch
 from testbed.verify.pace import pace_reasons, read_pace
 
-BUSIEST_RELAY = 0.9
+BUSIEST_EMULATOR = 0.9
 MOST_STOLEN = 0.05  # share of CPU time that the hypervisor gave to somebody else
-LATEST_WHILE_MEASURING_NS = 50_000_000  # the load of `verify` itself makes a relay late, but not by this
+LATEST_WHILE_MEASURING_NS = 50_000_000  # the load of `verify` itself makes an emulator late, but not by this
 
 
 class Faithfulness:
@@ -72,7 +72,7 @@ class Faithfulness:
                     if str(values.get("jitter", "")).startswith("interrupted"):  # see links.wander
                         reasons.append(f'wan "{name}" {direction}: its jitter was {values["jitter"]}')
                 if isinstance(link, UserspaceLink):
-                    reasons += self._relay_reasons(name, link.lateness(), link.health())
+                    reasons += self._emulator_reasons(name, link.lateness(), link.health())
             except LinkError as error:
                 reasons.append(str(error))
         reasons += self._drops.reasons()
@@ -80,7 +80,7 @@ class Faithfulness:
             reasons.append(f"{self._lost_probes} probes found no room in their receiver's buffer")
         return reasons + self._cpu_reasons() + pace_reasons(read_pace(self._records)) + self._troubles.reasons()
 
-    def _relay_reasons(
+    def _emulator_reasons(
         self, name: str, lateness: Mapping[Direction, DirectionLateness], health: Mapping[str, Any]
     ) -> Iterator[str]:
         for direction, figures in lateness.items():
@@ -89,19 +89,20 @@ class Faithfulness:
                 worst = told["worst"]
                 more = f", and {told['windows'] - 1} times more" if told["windows"] > 1 else ""
                 yield (
-                    f"{where}: the relay was late at {clock(worst['to'])}{more}: {worst['late']} of {worst['packets']} "
-                    f"packets by more than 1 ms, up to {worst['worst_ns'] / 1e6:.1f} ms (limit {worst['limit']:.0%} of "
-                    f"them, or one by 50 ms); {self._machine.evidence(worst['from'], worst['to'])}"
+                    f"{where}: the emulator was late at {clock(worst['to'])}{more}: {worst['late']} of "
+                    f"{worst['packets']} packets by more than 1 ms, up to {worst['worst_ns'] / 1e6:.1f} ms "
+                    f"(limit {worst['limit']:.0%} of them, or one by 50 ms); "
+                    f"{self._machine.evidence(worst['from'], worst['to'])}"
                 )
             told = figures["measuring"]["unfaithful"]
             if told is not None and told["worst"]["worst_ns"] > LATEST_WHILE_MEASURING_NS:
                 worst = told["worst"]
                 yield (
-                    f"{where}: packets waited for the relay for up to {worst['worst_ns'] / 1e6:.0f} ms at "
+                    f"{where}: packets waited for the emulator for up to {worst['worst_ns'] / 1e6:.0f} ms at "
                     f"{clock(worst['to'])} while verify loaded it; {self._machine.evidence(worst['from'], worst['to'])}"
                 )
-        if health["busy_max"] > BUSIEST_RELAY:
-            yield f'wan "{name}": the relay was {health["busy_max"]:.0%} busy (limit {BUSIEST_RELAY:.0%})'
+        if health["busy_max"] > BUSIEST_EMULATOR:
+            yield f'wan "{name}": the emulator was {health["busy_max"]:.0%} busy (limit {BUSIEST_EMULATOR:.0%})'
 
     def _cpu_reasons(self) -> list[str]:
         now = psutil.cpu_times()
