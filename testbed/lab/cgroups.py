@@ -13,7 +13,7 @@ PERIOD_US = 100_000
 
 
 def cpu_controller() -> tuple[Path, int] | None:
-    """Where the cpu controller is mounted and its version (1 or 2); None when this machine has none."""
+    """Place where the cpu controller is mounted and its version (1 or 2); None when this machine has none."""
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         mount, _, tail = line.partition(" - ")
         directory = Path(mount.split()[4])
@@ -31,7 +31,7 @@ def cpu_controller() -> tuple[Path, int] | None:
 
 
 def quota_problem() -> str | None:
-    """Why a quota cannot hold here; None when it can."""
+    """Reason why a quota cannot hold here; None when it can."""
     found = cpu_controller()
     if found is None:
         return "no cpu cgroup controller is mounted"

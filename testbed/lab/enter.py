@@ -81,7 +81,7 @@ def _become(namespaces: dict[str, int], command: list[str], environment: dict[st
 
 
 def _working_directory() -> str | None:
-    """Where the caller is; None when that directory is gone. The command starts in / then."""
+    """Directory of the caller; None when that directory is gone. The command starts in / then."""
     try:
         return os.getcwd()  # noqa: PTH109  (Path.cwd() is no shorter for a string that may fail)
     except OSError:

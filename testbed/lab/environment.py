@@ -1,4 +1,4 @@
-"""What a host's process is told: its own address, its peers, the model and the WAN, as PDDBED_* variables.
+"""Environment of a host's process: its own address, its peers, the model and the WAN, as PDDBED_* variables.
 
 This is the whole interface between the lab and whatever runs inside it; docs/environment.md describes it.
 """
@@ -58,7 +58,7 @@ def host_environment(plan: LabPlan, host: HostPlan, secret: str, records: str) -
 
 
 def fitting(variables: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """What of `variables` a program can be started with, and the names of those that are too long for the kernel."""
+    """Those of `variables` that a program can start with, and the names of those that are too long for the kernel."""
     too_long = [name for name, value in variables.items() if len(os.fsencode(f"{name}={value}")) >= MAX_VARIABLE]
     return {name: value for name, value in variables.items() if name not in too_long}, too_long
 

@@ -1,4 +1,4 @@
-"""What the links of a lab are now, for whoever waits on them: a file in the lab's record that workers map.
+"""Table of a lab's links as they are now, for whoever waits on them: a file in the lab's record that workers map.
 
 One row for each pair of datacenters with a route, and one for each datacenter whose fabric is limited. A change by
 hand, by a ramp or by a replay is a few stores into memory: it may come a hundred times a second, and on a full disk.
@@ -125,7 +125,7 @@ def _rtt_ns(asked: Asked) -> int:
 
 
 def _jitter_ns(asked: Asked) -> int:
-    """What jitter may add to both delays: a queue, as far as a wait is concerned."""
+    """Time that jitter may add to both delays: a queue, as far as a wait is concerned."""
     return sum(asked[way].longest_delay_ns() - asked[way].delay_ns for way in DIRECTIONS)
 
 
@@ -160,7 +160,7 @@ def paths_from(plan: LabPlan, datacenter: str) -> dict[str, dict[str, Any]]:
 
 
 class _Paths:
-    """What the links are, and so the paths over them."""
+    """Paths over the links as they are."""
 
     def __init__(self, plan: LabPlan) -> None:
         self.links = {wan.name: _LinkNow({"forward": wan.forward, "backward": wan.backward}) for wan in plan.wans}

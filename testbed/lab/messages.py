@@ -19,7 +19,7 @@ Direction = Literal["forward", "backward"]
 Number = int | float
 """As it was written: 1 stays 1."""
 Values = dict[str, Any]
-"""Of an impairment or a change, as the topology file or `Impairment.to_dict` spells it; read by its own reader."""
+"""Values of an impairment or change, as the topology file or `Impairment.to_dict` spells it; read by its own reader."""
 
 
 class Nothing(Struct, frozen=True):
@@ -288,7 +288,7 @@ class Reasons(Struct, frozen=True):
 
 
 class Changes(Struct, frozen=True):
-    """How many changes there were so far, by whom, and the later ones."""
+    """Number of changes so far, by whom, and the later ones."""
 
     counts: dict[str, int]
     changes: list[LinkChange]
@@ -331,7 +331,7 @@ class Down(Request[Nothing], tag="down", frozen=True): ...
 class Verify(Request[VerificationResult], tag="verify", frozen=True):
     quick: bool
     anew: bool = False
-    """What made the lab unfaithful so far is forgotten first."""
+    """First forget what made the lab unfaithful so far."""
 
 
 class Faithful(Request[Reasons], tag="faithful", frozen=True): ...

@@ -77,11 +77,11 @@ class Network:
 
     @staticmethod
     def is_gone(node: Node) -> bool:
-        """Whether the shell that keeps a node's namespaces has ended."""
+        """True when the shell that keeps a node's namespaces has ended."""
         return node.shell is None or node.shell.poll() is not None
 
     def lost(self) -> dict[str, str]:
-        """What of the lab's network has ended though nobody took the lab down: what it is, and how that shows."""
+        """Parts of the lab's network that ended though nobody took the lab down: what it is, and how that shows."""
         found = {
             name: "is gone: the shell that held its network has ended; take the lab down and up again"
             for name, node in {**self._routers_by_name(), **self.hosts}.items()

@@ -27,7 +27,7 @@ PATIENCE_S = 60  # for the daemon to do what it is told, on an emulated CPU
 
 
 def openvswitch_problem() -> str | None:
-    """Why this machine has no Open vSwitch for labs, with the next step; None when it has."""
+    """Reason why this machine has no Open vSwitch for labs, with the next step; None when it has."""
     if any(find_tool(program) is None for program in PROGRAMS) or not SCHEMA.exists():
         return "Open vSwitch's programs are not here; install them with: apt-get install openvswitch-switch"
     if not _kernel_has_datapath():

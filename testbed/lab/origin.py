@@ -1,4 +1,4 @@
-"""Who raised a lab, from which checkout and file: written into its record, so that a command that was not told which
+"""Origin of a lab: its user, checkout and file: written into its record, so that a command that was not told which
 lab it is about can say whose it takes, and leave somebody else's alone.
 """
 
@@ -24,7 +24,7 @@ class Origin:
 
 
 def own_origin(file: Path | None) -> Origin:
-    """What a lab raised by this process is written down with."""
+    """Origin with which a lab raised by this process is written down."""
     return Origin(None if file is None else str(file), CHECKOUT, _person())
 
 
@@ -51,7 +51,7 @@ def describe(record: Record) -> str:
 
 
 def foreign(record: Record) -> str | None:
-    """Who else raised the lab, or where, in words; None where this user did, from this checkout."""
+    """User or checkout that raised the lab, in words; None where this user did, from this checkout."""
     origin = read_origin(record)
     if origin is None:
         return "an unknown user (its record does not say)"

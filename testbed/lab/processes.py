@@ -130,7 +130,7 @@ class HostProcesses:
         }
 
     def lost(self) -> dict[str, str]:
-        """How each process that is not there ended, by host name; not programs that are through with their work."""
+        """Ends of processes that are not there, by host name; not programs that are through with their work."""
         ended = [process for process in list(self.by_host.values()) if process.state == "exited"]
         ended = [process for process in ended if process.host.role or process.status]
         return {process.host.name: describe_exit(process.status) for process in ended}
@@ -170,7 +170,7 @@ class HostProcesses:
         self._selector.register(ours, selectors.EVENT_READ, self._on_forkserver)
 
     def _device(self) -> str:
-        """Of which the fork server says at once whether this machine has it; it loads to host memory all the same."""
+        """Device; the fork server says at once whether this machine has it; it loads to host memory all the same."""
         return next((host.device for host in self._plan.hosts if host.device != "cpu"), "cpu")
 
     def _on_forkserver(self) -> None:

@@ -35,7 +35,7 @@ _LOCK_NAME = ".lock"
 
 
 def state_root() -> Path:
-    """Where this user's labs are recorded. Root's labs are readable by everybody.
+    """Directory of this user's lab records. Root's labs are readable by everybody.
 
     XDG_RUNTIME_DIR counts only where it is this user's own: `su` and `sudo -E` keep that of somebody else.
     """
@@ -51,7 +51,7 @@ def state_root() -> Path:
 
 
 def _is_own_directory(path: Path, uid: int | None = None) -> bool:
-    """Whether only its owner, this user where no `uid` is named, can change what lies in the directory."""
+    """True when only its owner, this user where no `uid` is named, can change what lies in the directory."""
     try:
         found = path.lstat()
     except OSError:
@@ -76,17 +76,17 @@ class Record:
 
     @property
     def events_socket(self) -> Path:
-        """Where serving events are told, while a timeline plays."""
+        """Socket where serving events are told, while a timeline plays."""
         return self.directory / "events.sock"
 
     @property
     def links_file(self) -> Path:
-        """What the links are now, for the workers: see `link_table`."""
+        """File of what the links are now, for the workers: see `link_table`."""
         return self.directory / "links.now"
 
     @property
     def unwritten_file(self) -> Path:
-        """Where workers count what they could not write: see `troubles`."""
+        """File in which workers count what they could not write: see `troubles`."""
         return self.directory / "unwritten.now"
 
     @property
@@ -95,7 +95,7 @@ class Record:
 
     @property
     def origin_file(self) -> Path:
-        """Who raised the lab; see `origin`."""
+        """File of who raised the lab; see `origin`."""
         return self.directory / "origin.json"
 
     @property
@@ -129,7 +129,7 @@ class Record:
         return self.host_logs / f"{host}.log"
 
     def state(self) -> dict[str, Any]:
-        """What the supervisor last wrote; {} while the lab is starting, or where the file was tampered with."""
+        """State that the supervisor last wrote; {} while the lab is starting, or where the file was tampered with."""
         try:
             state = json.loads(self.state_file.read_text())
         except (OSError, ValueError):
@@ -137,7 +137,7 @@ class Record:
         return state if isinstance(state, dict) else {}
 
     def losses(self) -> list[str]:
-        """What the lab has lost since it came up, a sentence each; [] while it is whole, or starting."""
+        """Losses of the lab since it came up, a sentence each; [] while it is whole, or starting."""
         lost = self.state().get("lost")
         return [f"{name} {how}" for name, how in sorted(lost.items())] if isinstance(lost, dict) else []
 
@@ -202,11 +202,11 @@ class Record:
         return True
 
     def is_dead(self) -> bool:
-        """Whether this is a record, and no lab's."""
+        """True when this is a record, and no lab's."""
         return owned.is_ours(self.directory, KIND) and self.guardian_pid() is None
 
     def is_held_by(self, lock: int) -> bool:
-        """Whether `lock`, as `take` returned it, is still this record's: somebody may have removed the record since,
+        """True when `lock`, as `take` returned it, is still this record's: somebody may have removed the record since,
         and a new lab of the same name made another."""
         try:
             found, held = self.lock_file.stat(), os.fstat(lock)

@@ -1,4 +1,4 @@
-"""What went wrong in a lab without ending it, told by `status` and by every verification: lines that workers could not
+"""Troubles of a lab that did not end it, told by `status` and by every verification: lines that workers could not
 write, background work that failed and went on, logs that were cut.
 
 Owns the file in which workers count what they could not write (`workers.linefile`), mapped before a disk can be full.
@@ -81,11 +81,11 @@ class Troubles:
         return noted
 
     def forget(self) -> None:
-        """What was told so far is no reason any more; `status` still tells it."""
+        """Make what was told so far no reason any more; `status` still tells it."""
         self._forgiven = {row["what"]: row["times"] for row in self.rows()}
 
     def reasons(self) -> list[str]:
-        """Why figures of this lab, since `forget`, may not be whole."""
+        """Reasons why figures of this lab, since `forget`, may not be whole."""
         new = [row for row in self.rows() if row["claim"] and row["times"] > self._forgiven.get(row["what"], 0)]
         return [trouble_words(row) for row in new]
 

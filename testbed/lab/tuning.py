@@ -77,7 +77,7 @@ def cap_super_packets(pid: int, ifname: str, longest_bytes: int | None) -> None:
 
 
 def applied(pid: int, ifname: str) -> dict[str, Any]:
-    """What a host's kernel settings really are, read back from its namespace."""
+    """Kernel settings of a host as they really are, read back from its namespace."""
     with network_namespace_of(pid):
         settings = {name: (Path("/proc/sys/net/ipv4") / name).read_text().split() for name in ("tcp_rmem", "tcp_wmem")}
         idle = (Path("/proc/sys/net/ipv4") / "tcp_slow_start_after_idle").read_text().strip()

@@ -96,11 +96,11 @@ class WanControl:
         }
 
     def asked(self, name: str, direction: Direction) -> Impairment:
-        """What the direction is asked to do now."""
+        """Values that are asked of the direction now."""
         return self._asked[name][direction]
 
     def changes(self, name: str) -> int:
-        """How often the link was changed so far."""
+        """Number of changes of the link so far."""
         return self._changes[name]
 
     def dropped_by_verify(self, name: str, dropped: Mapping[str, int]) -> None:
@@ -125,7 +125,7 @@ class WanControl:
             self._apply(name, wanted, by)
 
     def history(self, since: int = 0) -> Changes:
-        """How many changes there were so far by "hand" and by a "timeline", and those behind the first `since`, the
+        """Number of changes so far by "hand" and by a "timeline", and those behind the first `since`, the
         last 1,000 of each: at what time (Unix seconds), of which link and direction, and what is asked from then on.
         """
         with self._lock:

@@ -80,7 +80,7 @@ class WanLink(ABC):
 
     @abstractmethod
     def counters(self) -> Mapping[Direction, LinkCounters]:
-        """What each direction has done so far."""
+        """Counters of each direction so far."""
 
     @abstractmethod
     def close(self) -> None:

@@ -69,7 +69,7 @@ def check_netem(impairment: Impairment) -> None:
 
 
 def delay_line_packets(impairment: Impairment) -> int:
-    """How many packets netem must be able to hold: the smallest there are, over the whole delay, at the full rate.
+    """Number of packets that netem must hold: the smallest there are, over the whole delay, at the full rate.
 
     Without a rate: what 40 Gbit/s of full packets would need, and at least 100,000.
     """

@@ -13,7 +13,7 @@ KEPT = 4  # the newest quarter stays
 
 
 def limit_bytes() -> int:
-    """What the environment says, or the default; a value that is no number of at least 64 KiB counts as none."""
+    """Limit from the environment, or the default; a value that is no number of at least 64 KiB counts as none."""
     text = os.environ.get(VARIABLE, "")
     return int(text) if text.isdecimal() and int(text) >= 64 << 10 else DEFAULT_BYTES
 

@@ -1,4 +1,4 @@
-"""What must hold on this machine before a lab is built: every problem at once, each with its next step.
+"""Checks of this machine before a lab is built: every problem at once, each with its next step.
 
 Owns the checks against the machine; the file itself has been checked before. Builds nothing.
 """
@@ -102,7 +102,7 @@ def choose_driver(wan: WanPlan, missing: Mapping[str, str | None]) -> tuple[str,
 
 
 def refusal_of(wan: WanPlan, driver: str) -> str | None:
-    """Why a driver cannot do what the file asks of a link; None when it can."""
+    """Reason why a driver cannot do what the file asks of a link; None when it can."""
     for impairment in (wan.forward, wan.backward):
         refused = refusal(driver, impairment, wan.mtu)
         if refused is not None:

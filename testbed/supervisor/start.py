@@ -28,7 +28,7 @@ GRACE_S = 5.0  # how long a supervisor may take to answer `down`, and then to en
 
 @dataclass(frozen=True, slots=True)
 class UpOptions:
-    """What `pddbed up` adds to the file. `api` is (address, port), port 0 for any free one; None: no API socket."""
+    """Options of `pddbed up`. `api` is (address, port), port 0 for any free one; None: no API socket."""
 
     driver: str
     with_workers: bool

@@ -44,7 +44,7 @@ TOO_FEW_FILES = "the lab cannot be built: this process may not open as many file
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a lab is to be started, beyond its plan."""
+    """Settings of a lab's start, beyond its plan."""
 
     driver: str  # netem | userspace, for links whose file says auto
     with_workers: bool
@@ -165,7 +165,7 @@ class Supervisor:
         return measured
 
     def _state(self, lab: operations.RunningLab) -> dict[str, Any]:
-        """What everybody may know without asking the lab: no secret in it."""
+        """State that everybody may know without asking the lab: no secret in it."""
         return {
             "name": self._plan.name,
             "file": str(self._plan.file) if self._plan.file else None,
@@ -241,7 +241,7 @@ def _api_url(settings: Settings) -> str | None:
 
 
 def _sentence(error: Exception) -> str:
-    """What the error says; of one that nobody expected also where it came from, since its log goes with the lab."""
+    """Sentence of the error; of one that nobody expected also where it came from, since its log goes with the lab."""
     if isinstance(error, LinkError | StartError | PlayError | reachability.Unreachable):
         return str(error)
     if isinstance(error, OSError) and error.errno == errno.EMFILE:

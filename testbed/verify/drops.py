@@ -22,7 +22,7 @@ class DropWatch:
         self._backlog_before = backlog_drops()
 
     def reasons(self) -> Iterator[str]:
-        """What was dropped, and who is gone, in words."""
+        """Reasons in words: packets that were dropped, interfaces that are gone."""
         now = self._read()
         backlog = backlog_drops() - self._backlog_before
         beside = (
@@ -48,7 +48,7 @@ class DropWatch:
 
 
 def device_drops(net_dev: str) -> Counts:
-    """Of each interface in a /proc/PID/net/dev but WAN links' ends; both ways together."""
+    """Drops of each interface in a /proc/PID/net/dev but WAN links' ends; both ways together."""
     found = {}
     for line in net_dev.splitlines()[2:]:
         name, _, counters = line.partition(":")

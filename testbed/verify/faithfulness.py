@@ -27,7 +27,7 @@ LATEST_WHILE_MEASURING_NS = 50_000_000  # the load of `verify` itself makes an e
 
 
 class Faithfulness:
-    """Of one lab, since it came up or since `forget`."""
+    """Faithfulness of one lab, since it came up or since `forget`."""
 
     def __init__(self, network: Network, records: Path, troubles: Troubles) -> None:
         self._network = network
@@ -43,7 +43,7 @@ class Faithfulness:
         self._stolen: str | None = None  # once told, it stays
 
     def forget(self, link: str | None = None) -> None:
-        """What was unfaithful so far: of one link, or of the whole lab."""
+        """Forget what was unfaithful so far: of one link, or of the whole lab."""
         for name, one in self._network.links.items():
             if link in (None, name):
                 with suppress(LinkError):
@@ -53,7 +53,7 @@ class Faithfulness:
             self._begin()
 
     def evidence(self, begin: float, end: float) -> str:
-        """What this machine did from `begin` to `end`, in seconds of the epoch."""
+        """Account of what this machine did from `begin` to `end`, in seconds of the epoch."""
         return self._machine.evidence(begin, end)
 
     def note_lost_probes(self, count: int) -> None:
@@ -61,7 +61,7 @@ class Faithfulness:
         self._lost_probes += count
 
     def reasons(self) -> list[str]:
-        """Why figures measured in this lab since it came up, or since `forget`, are not to be trusted."""
+        """Reasons why figures measured in this lab since it came up, or since `forget`, are not to be trusted."""
         reasons = []
         for name, link in self._network.links.items():
             try:

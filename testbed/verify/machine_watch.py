@@ -1,4 +1,4 @@
-"""What this machine did second by second: CPU time that the hypervisor took, and how long runnable processes waited.
+"""Account of this machine second by second: CPU time that the hypervisor took, and how long runnable processes waited.
 
 It is the evidence beside a lab's reasons: an emulator that was late while the machine stood still was
 not slow by itself.
@@ -42,7 +42,7 @@ class MachineWatch:
                 self._samples.append(sample())
 
     def evidence(self, begin: float, end: float) -> str:
-        """Of the time from `begin` to `end`, in seconds of the epoch, in words."""
+        """Evidence of the time from `begin` to `end`, in seconds of the epoch, in words."""
         return evidence([*self._samples, sample()], begin, end)
 
 

@@ -1,4 +1,4 @@
-"""What paced workers say of how they keep their profiles' times (`pace-HOST.json` in the lab's records), and whether a
+"""Reports of paced workers on keeping their profiles' times (`pace-HOST.json` in the lab's records), and whether a
 lab's figures can be trusted by that. The workers own the files and their counts: docs/engine.md, "Pacing".
 """
 
@@ -29,7 +29,7 @@ def read_pace(records: Path) -> dict[str, dict[str, Any]]:
 
 
 def pace_reasons(rows: Mapping[str, Row]) -> list[str]:
-    """Why figures that the workers' speed is in are not to be trusted; a single late step alone is no reason.
+    """Reasons why figures that the workers' speed is in are not to be trusted; a single late step alone is no reason.
 
     The lab's steps count together, as the figures do. A worker that is too slow for its profile does not hide behind
     others.

@@ -1,4 +1,4 @@
-"""What a verification measures between: the ends of each link, the path of each host, the hosts of each fabric.
+"""Targets of a verification: the ends of each link, the path of each host, the hosts of each fabric.
 
 Everything on a request's way is to be measured, from host to host: a host's interface, its port, the router's inside.
 """
@@ -14,7 +14,7 @@ from testbed.model.plan import LabPlan, WanPlan
 
 
 class Targets:
-    """Of one lab, as its links are asked to be now; plain values, for the measuring process."""
+    """Targets of one lab, as its links are asked to be now; plain values, for the measuring process."""
 
     def __init__(self, plan: LabPlan, network: Network, wan: WanControl) -> None:
         self._plan = plan
@@ -77,7 +77,7 @@ class Targets:
         return ["", ""], [{"pid": end.pid, "address": str(end.address)} for end in ends]
 
     def paths(self, measured: set[tuple[int, ...]], floor: Mapping[str, float | None]) -> Iterator[dict[str, Any]]:
-        """Of every host to the first host of the first other datacenter that it reaches, and back; but for the pairs
+        """Paths of all hosts to the first host of the first other datacenter in reach, and back; but for the pairs
         that are measured as a link's ends."""
         wans = {wan.name: wan for wan in self._plan.wans}
         for datacenter in self._plan.datacenters:

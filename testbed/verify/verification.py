@@ -79,14 +79,14 @@ class Verification:
         return self.last
 
     def _add_evidence(self, figures: list[dict[str, Any]], begin: float, end: float) -> None:
-        """What this machine did meanwhile, beside what failed: a busy one may be the cause."""
+        """Add what this machine did meanwhile, beside what failed: a busy one may be the cause."""
         for figure in figures:
             if not figure["ok"]:
                 told = self.faithfulness.evidence(begin, end)
                 figure["note"] = f"{figure['note']}; {told}" if figure["note"] else told
 
     def _lateness_rows(self, name: str, way: str) -> Iterator[dict[str, Any]]:
-        """How late the emulator was in the lab's life, and while `verify` loaded it: reported, never judged here."""
+        """Lateness of the emulator in the lab's life, and while `verify` loaded it: reported, never judged here."""
         link = self._network.links[name]
         if not isinstance(link, UserspaceLink):
             return
@@ -171,7 +171,7 @@ class Verification:
 
 
 def not_measured(links: list[dict[str, Any]]) -> list[str]:
-    """What a verification did not judge of what was asked, `wan0 forward: queue`; a figure in two forms needs one."""
+    """Figures that were asked and not judged, `wan0 forward: queue`; a figure in two forms needs one."""
     found = []
     for link in links:
         for way, figures in link["directions"].items():

@@ -32,7 +32,7 @@ class BeSender(Struct, tag_field="be", tag="sender", frozen=True, forbid_unknown
     mtu: Annotated[int, Meta(ge=1, le=65535)]
     seeds: Annotated[list[str], Meta(min_length=1, max_length=64)]
     rate_bps: Annotated[int, Meta(ge=1)] | None
-    """Of each flow; None: all that TCP gets."""
+    """Rate of each flow; None: all that TCP gets."""
     duration_ns: Nanoseconds
     on_ns: Nanoseconds | None
     off_ns: Nanoseconds | None
