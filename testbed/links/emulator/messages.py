@@ -50,7 +50,7 @@ class LateWindows(TypedDict):
 
 
 class LateFigures(TypedDict):
-    """How late packets were (frames: super-packets count once)."""
+    """Lateness of packets (frames: super-packets count once)."""
 
     count: int
     mean_ns: int
@@ -68,7 +68,7 @@ class DirectionLateness(LateFigures):
 
 
 class Health(TypedDict):
-    """Of the process: `busy_*` are shares of one CPU in windows of 1 s."""
+    """Health of the process: `busy_*` are shares of one CPU in windows of 1 s."""
 
     pid: int
     busy_last: int | float
