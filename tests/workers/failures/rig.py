@@ -203,7 +203,7 @@ class Rig:
             health = await self.http.get("/health")
             metrics = await self.metrics()
             used = [line.split()[-1] for line in metrics if line.startswith("pddbed_kv_blocks") and "used" in line]
-            idle = "pddbed_requests_running 0" in metrics
+            idle = "pddbed_requests_running 0.0" in metrics
             workers = len(self.cluster.pids) - 1
             if health.status_code == 200 and idle and len(used) == workers and set(map(float, used)) == {0.0}:
                 return
