@@ -23,6 +23,7 @@ from testbed.links.emulator import messages
 from testbed.links.emulator.memory import MemoryLimitError, available_bytes, line_limit_bytes
 from testbed.links.emulator.tun import open_tun
 from testbed.machine.netns import netlink_in, network_namespace_of
+from testbed.machine.programs import environment
 from testbed.model.direction import DIRECTIONS, Direction
 from testbed.model.impairment import Impairment
 from testbed.model.plan import WanPlan
@@ -31,7 +32,6 @@ from testbed.model.plan import WanPlan
 # of a busy real-time thread (50 ms a second) can let wait.
 TXQUEUELEN = 20_000
 _ANSWER_TIMEOUT_S = 20.0  # generous: a machine that builds several labs is busy
-_PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 
 
 class UserspaceLink(WanLink):
@@ -200,7 +200,7 @@ class UserspaceLink(WanLink):
         ours, theirs = socket.socketpair()
         ours.settimeout(_ANSWER_TIMEOUT_S)
         self._control = ours
-        environment = {**os.environ, "PYTHONPATH": str(_PACKAGE_ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+        variables = {**environment(), "PYTHONDONTWRITEBYTECODE": "1"}
         descriptors = [*tuns, theirs.fileno()]
         with theirs, self.log_path.open("ab") as log, network_namespace_of(self.node_pid):
             self._process = subprocess.Popen(
@@ -209,7 +209,7 @@ class UserspaceLink(WanLink):
                 stdout=log,
                 stderr=log,
                 pass_fds=descriptors,
-                env=environment,
+                env=variables,
                 start_new_session=True,  # the lab's Ctrl-C is not the emulator's
             )
         sides = {way: messages.Side(self._asked[way].to_dict(), limits[way]) for way in DIRECTIONS}

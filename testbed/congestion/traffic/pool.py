@@ -4,21 +4,19 @@ Owns their lives; what they do is `traffic`'s. Each source has a thread that wai
 timeline never does.
 """
 
-import os
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from testbed.congestion.traffic import messages
 from testbed.congestion.traffic.pacing import burst_seed
 from testbed.machine.netns import network_namespace_of
+from testbed.machine.programs import environment
 from testbed.model.timeline import CrossTraffic
 
-_PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 READY_PATIENCE_S = 20.0
 _LEAST_LINGER_S, _MOST_LINGER_S = 0.3, 60.0
 Report = Callable[..., None]
@@ -172,14 +170,14 @@ class TrafficPool:
 
 
 def _spawn(pid: int) -> "subprocess.Popen[str]":
-    environment = {**os.environ, "PYTHONPATH": str(_PACKAGE_ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    variables = {**environment(), "PYTHONDONTWRITEBYTECODE": "1"}
     with network_namespace_of(pid):
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "testbed.congestion.traffic"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=environment,
+            env=variables,
             start_new_session=True,
         )
 

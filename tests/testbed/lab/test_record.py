@@ -12,9 +12,9 @@ pytestmark = pytest.mark.root
 HEAD = """
 import fcntl, os, signal, subprocess, sys, time
 from pathlib import Path
-from testbed.lab import start
 from testbed.lab.record import (ROOTS_LABS, LabError, Record, create_record, find_record,
     live_records, registry, sweep_dead)
+from testbed.supervisor import start
 
 victim = subprocess.Popen(["sleep", "600"])
 

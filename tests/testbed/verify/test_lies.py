@@ -46,7 +46,7 @@ class LiedTo:
         inside = run_pddbed("exec", "-l", NAME, "gw0", "--", "readlink", "/proc/self/ns/pid").stdout.strip()
         pids = [int(path.name) for path in Path("/proc").glob("[0-9]*") if _link(path / "ns" / "pid") == inside]
         commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids}
-        self.emulator = next(pid for pid, command in commands.items() if b"testbed.links.emulator" in command)
+        self.emulator_pid = next(pid for pid, command in commands.items() if b"testbed.links.emulator" in command)
         nodes = {address: pid for pid in pids for address in _addresses(pid)}
         self.places = {
             "gw0": nodes["10.1.0.2"],
@@ -205,9 +205,9 @@ def accusations(lab: LiedTo) -> list[str]:
 def test_an_emulator_that_stood_still_for_a_second_stays_accused_until_reset(lab: LiedTo) -> None:
     with traffic(lab, 500, 1.0):
         time.sleep(0.2)
-        os.kill(lab.emulator, signal.SIGSTOP)
+        os.kill(lab.emulator_pid, signal.SIGSTOP)
         time.sleep(1.0)
-        os.kill(lab.emulator, signal.SIGCONT)
+        os.kill(lab.emulator_pid, signal.SIGCONT)
     result = lab.verify()
     assert not result["faithful"]
     (first, *_) = accusations(lab)
@@ -225,18 +225,18 @@ def test_an_emulator_that_stood_still_for_a_second_stays_accused_until_reset(lab
 
 def test_an_emulator_that_stood_still_while_nothing_came_is_not_accused(lab: LiedTo) -> None:
     time.sleep(0.2)
-    os.kill(lab.emulator, signal.SIGSTOP)
+    os.kill(lab.emulator_pid, signal.SIGSTOP)
     time.sleep(0.3)
-    os.kill(lab.emulator, signal.SIGCONT)
+    os.kill(lab.emulator_pid, signal.SIGCONT)
     time.sleep(0.2)
     assert not accusations(lab)
 
 
 def test_a_few_packets_that_came_while_an_idle_emulator_stood_still_are_counted(lab: LiedTo) -> None:
-    os.kill(lab.emulator, signal.SIGSTOP)
+    os.kill(lab.emulator_pid, signal.SIGSTOP)
     with traffic(lab, 20, 0.3):
         time.sleep(0.4)
-        os.kill(lab.emulator, signal.SIGCONT)
+        os.kill(lab.emulator_pid, signal.SIGCONT)
     assert accusations(lab)
 
 
@@ -246,12 +246,12 @@ def test_an_emulator_that_is_starved_of_cpu_is_accused(lab: LiedTo) -> None:
         for cpu in os.sched_getaffinity(0):
             process = stack.enter_context(subprocess.Popen((sys.executable, "-c", hog % cpu)))
             stack.callback(process.kill)
-        os.sched_setscheduler(lab.emulator, os.SCHED_IDLE, os.sched_param(0))
+        os.sched_setscheduler(lab.emulator_pid, os.SCHED_IDLE, os.sched_param(0))
         try:
             with traffic(lab, 200, 3.0):
                 pass
         finally:
-            os.sched_setscheduler(lab.emulator, os.SCHED_FIFO, os.sched_param(20))
+            os.sched_setscheduler(lab.emulator_pid, os.SCHED_FIFO, os.sched_param(20))
     assert accusations(lab)
 
 
