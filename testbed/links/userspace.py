@@ -253,4 +253,6 @@ class UserspaceLink(WanLink):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 status = self._process.wait(timeout=1)  # its socket closes a moment before it is gone
         fate = "does not answer" if status is None else f"has ended with status {status}"
-        return f'wan "{self.plan.name}": the emulator {fate} ({error}); see {self.log_path}'
+        # of a lab that is not up yet the log goes with it, so that the sentence has its last line
+        said = self.log_path.read_text(errors="replace").splitlines() if self.log_path.exists() else []
+        return f'wan "{self.plan.name}": the emulator {fate} ({said[-1] if said else error}); see {self.log_path}'

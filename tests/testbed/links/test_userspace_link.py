@@ -290,9 +290,8 @@ def test_a_device_taken_away_ends_the_emulator_rather_than_spinning(raise_rig: C
     while emulator.read_text().split()[2] != "Z":
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    with pytest.raises(LinkError, match="has ended with status 1"):
+    with pytest.raises(LinkError, match=r"has ended with status 1 \(a TUN device of wan rig is gone: .*\); see "):
         bed.link.counters()
-    assert "is gone" in link_of(bed).log_path.read_text()
 
 
 def test_an_interface_taken_down_and_up_carries_on(raise_rig: Callable[..., Rig]) -> None:
