@@ -62,6 +62,7 @@ class OutageFilter:
         self._cuts = 0
         self._passed = Statistics(0, 0, 0)  # counted by the kernel and yet let through, at cuts that are over
         self._cutting = (Statistics(0, 0, 0), Statistics(0, 0, 0))  # before and right after the latest cut
+        self._healing = Statistics(0, 0, 0)  # counted while the latest cut was taken back
         self.counted = (0, 0)  # when it was last looked at; nothing is dropped between cuts
         try:
             install(pid, ifname)
@@ -90,7 +91,8 @@ class OutageFilter:
                 + _attribute(_TCA_BPF_FLAGS, struct.pack("=I", _ACT_DIRECT))
             )
             before = self._statistics()
-            self._passed += let_through(*self._cutting, before)
+            self._passed += let_through(*self._cutting, self._healing, before)
+            self._healing = Statistics(0, 0, 0)
             self._request(_RTM_NEWTFILTER, _REQUEST | _ACK | _CREATE | _EXCL, _attribute(_TCA_OPTIONS, options))
             self._cutting = (before, self._statistics())
         self._cuts += 1
@@ -98,13 +100,15 @@ class OutageFilter:
     def heal(self) -> None:
         """One cut less. Raises FilterError."""
         if self._cuts == 1:
+            before = self._statistics()
             self._request(_RTM_DELTFILTER, _REQUEST | _ACK)
+            self._healing = self._statistics() - before
         self._cuts = max(0, self._cuts - 1)
 
     def count(self) -> tuple[int, int]:
         """(packets, bytes) dropped since the interface was made; bytes count what it would have sent."""
         seen = self._statistics()
-        dropped = seen - self._passed - let_through(*self._cutting, seen)
+        dropped = seen - self._passed - let_through(*self._cutting, self._healing, seen)
         self.counted = (dropped.packets, dropped.bytes)
         return self.counted
 
@@ -143,18 +147,20 @@ class OutageFilter:
             raise FilterError(f"the gate at {self._ifname} cannot be moved: {os.strerror(-error)}")
 
 
-def let_through(before: Statistics, cut: Statistics, seen: Statistics) -> Statistics:
-    """Packets that passed at the cut and that the kernel counted all the same: it counts from when the filter is
-    linked, and drops from when its program is in place (kernel: tc_new_tfilter).
+def let_through(before: Statistics, cut: Statistics, healing: Statistics, seen: Statistics) -> Statistics:
+    """Packets that passed at a cut or at its end and that the kernel counted all the same: it counts while the filter
+    is linked, and drops while its program is in place (kernel: tc_new_tfilter, sch_handle_egress).
 
-    `before` and `cut`: read right before and after the cut; `seen`: later. Counted packets are more than dropped ones
-    for one of two reasons: some passed, or a dropped one was a super-packet. If all of them, until now, can have passed
-    during the cut, they have. Otherwise it is known only where nothing had been dropped yet when the cut was done.
+    `before` and `cut`: read right before and after the cut; `healing`: counted while it was taken back; `seen`: read
+    later. Counted packets are more than dropped ones for one of two reasons: some passed, or a dropped one was a
+    super-packet. If all of them, until now, can have passed at either end, they have. Otherwise it is known only where
+    nothing had been dropped yet when the cut was done.
     """
     during = cut - before
+    at_ends = during + healing
     more = (seen - before).packets - (seen - before).drops
-    if 0 < more <= during.packets:
-        return Statistics(more, more * during.bytes // during.packets, 0)
+    if 0 < more <= at_ends.packets:
+        return Statistics(more, more * at_ends.bytes // at_ends.packets, 0)
     return during if during.drops == 0 else Statistics(0, 0, 0)
 
 
