@@ -66,6 +66,7 @@ def checkout(tmp_path: Path) -> Iterator[Path]:
         run_pddbed("down", name)
 
 
+@pytest.mark.nightly
 def test_every_command_of_the_tutorial_does_what_the_tutorial_shows(checkout: Path) -> None:
     ports = {port: str(free_port()) for port in ("127.0.0.1:8000", "127.0.0.1:18100", "127.0.0.1:18200")}
 

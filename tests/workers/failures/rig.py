@@ -212,9 +212,15 @@ class Rig:
         raise AssertionError(f"not settled within {WITHIN_S} s: {state}")
 
     def record(self, request_id: str) -> dict[str, Any]:
-        """The one line that a request left."""
-        lines = (self.cluster.records / "requests.jsonl").read_text().splitlines()
-        (record,) = [line for line in map(json.loads, lines) if line["request_id"] == request_id]
+        """The one line that a request left. Its client has the answer's end a moment before it is written."""
+        end = time.monotonic() + 5
+        while True:
+            lines = (self.cluster.records / "requests.jsonl").read_text().splitlines()
+            records = [line for line in map(json.loads, lines) if line["request_id"] == request_id]
+            if records or time.monotonic() > end:
+                break
+            time.sleep(0.01)  # the gateway is another process
+        (record,) = records
         return dict(record)
 
     def check_books(self) -> None:
