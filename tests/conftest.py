@@ -105,6 +105,7 @@ def raise_lab() -> Iterator[Callable[..., Lab]]:
 
 def traces_of_labs() -> dict[str, set[str]]:
     """What a lab leaves on a machine when it leaks: processes, interfaces, mounts, cgroups, records."""
+    cgroups = Path("/sys/fs/cgroup").glob("**/pddbed/lab-*")
     return {
         "guardians": {str(path) for path in Path("/proc").glob("[0-9]*") if _comm(path) == "pddbed-guard"},
         "interfaces": {path.name for path in Path("/sys/class/net").iterdir()},
@@ -112,7 +113,7 @@ def traces_of_labs() -> dict[str, set[str]]:
         "network namespaces": _namespaces("net"),
         "mounts": {line for line in Path("/proc/self/mountinfo").read_text().splitlines() if "pddbed" in line},
         # cgroups are the machine's: those of tests that run beside these are theirs
-        "cgroups": {str(path) for name in _named for path in Path("/sys/fs/cgroup").glob(f"**/pddbed/lab-{name}")},
+        "cgroups": {str(path) for path in cgroups if path.name.removeprefix("lab-") in _named},
         "records": {str(path) for path in Path("/run/pddbed").glob("*") if path.is_dir()},
     }
 

@@ -17,6 +17,7 @@ from typing import Any, Self, TypeVar
 import httpx
 
 from tests.workers.failures.ways import Way
+from tests.workers.serving import records_in
 from workers.local import Layout, LocalCluster
 from workers.wire.peers import RANK
 
@@ -215,13 +216,12 @@ class Rig:
         """The one line that a request left. Its client has the answer's end a moment before it is written."""
         end = time.monotonic() + 5
         while True:
-            lines = (self.cluster.records / "requests.jsonl").read_text().splitlines()
-            records = [line for line in map(json.loads, lines) if line["request_id"] == request_id]
+            records = [record for record in records_in(self.cluster.records) if record["request_id"] == request_id]
             if records or time.monotonic() > end:
                 break
             time.sleep(0.01)  # the gateway is another process
         (record,) = records
-        return dict(record)
+        return record
 
     def check_books(self) -> None:
         """No engine has found its pool's books wrong (it looks whenever it is idle), and no task died of a bug."""
