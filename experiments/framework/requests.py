@@ -131,7 +131,7 @@ class Client:
         *,
         ignore_eos: bool = False,
     ) -> list[dict[str, Any]]:
-        """As `complete`, `at_once` clients that send their next prompt when they have their answer; in order."""
+        """Answers in order, by `at_once` clients that send a prompt when they have their answer (`complete`)."""
 
         def one(prompt: list[int]) -> str:
             return self._post(prompt, max_tokens, ignore_eos)

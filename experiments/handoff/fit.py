@@ -44,7 +44,7 @@ class Congestion:
 
 
 def as_csv(levels: Levels) -> str:
-    """As `pddbed wan play` reads it."""
+    """Timeline as `pddbed wan play` reads it."""
     rows = [f"{at:.6f},{rate / 1e6:.6f}" for at, rate in levels]
     return "\n".join(["time:s,rate:mbit", *rows]) + "\n"
 

@@ -71,7 +71,7 @@ def _stretch(records: Records, begin: float, end: float) -> Records:
 
 
 def rows_of(results: Results) -> dict[str, Row]:
-    """By variant, in the order of the parts."""
+    """Rows by variant, in the order of the parts."""
     found: dict[str, list[Records]] = {}
     for part, result in results.values():
         ordered = sorted(result.records, key=lambda record: int(record["index"]))

@@ -136,7 +136,7 @@ def ask_lab(record: Record, request: Request[R], timeout_s: float = 15.0) -> R:
 
 
 def ask_for_descriptors(record: Record, request: Request[R], timeout_s: float = 15.0) -> tuple[R, list[int]]:
-    """As `ask_lab`, with the descriptors that come beside the reply."""
+    """Do as `ask_lab`, and return the descriptors that come beside the reply as well."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(timeout_s)
         try:

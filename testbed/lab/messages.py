@@ -6,18 +6,18 @@ JSON (`status --json`, `wan show --json`) are typed dictionaries in the order in
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Generic, Literal, NotRequired, TypedDict, TypeVar, get_args
+from typing import Annotated, Any, Generic, NotRequired, TypedDict, TypeVar, get_args
 
 import msgspec
 from msgspec import Meta, Struct
 
 from testbed.links.base import LinkCounters
+from testbed.model.direction import Direction
 
 R = TypeVar("R")
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
-Direction = Literal["forward", "backward"]
 Number = int | float
-"""As it was written: 1 stays 1."""
+"""A number as it was written: 1 stays 1."""
 Values = dict[str, Any]
 """Values of an impairment or change, as the topology file or `Impairment.to_dict` spells it; read by its own reader."""
 
@@ -342,7 +342,7 @@ class WanShow(Request[LinksAndTimeline], tag="wan-show", frozen=True): ...
 
 class WanPlay(Request[Played], tag="wan-play", frozen=True):
     timeline: Values
-    """As `Timeline.to_dict` makes it."""
+    """Timeline as `Timeline.to_dict` makes it."""
 
 
 class WanPlaying(Request[Playing], tag="wan-playing", frozen=True): ...
@@ -356,7 +356,7 @@ class WanSet(Request[LinkSet], tag="wan-set", frozen=True):
     direction: Direction | None
     """None: both."""
     values: Values
-    """As the topology file spells them."""
+    """Values as the topology file spells them."""
 
 
 class WanReset(Request[Links], tag="wan-reset", frozen=True):

@@ -9,7 +9,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +22,7 @@ from testbed.links.emulator import messages
 from testbed.links.emulator.memory import MemoryLimitError, available_bytes, line_limit_bytes
 from testbed.links.emulator.tun import open_tun
 from testbed.machine.netns import netlink_in, network_namespace_of
-from testbed.machine.programs import environment
+from testbed.machine.programs import environment, program
 from testbed.model.direction import DIRECTIONS, Direction
 from testbed.model.impairment import Impairment
 from testbed.model.plan import WanPlan
@@ -204,7 +203,7 @@ class UserspaceLink(WanLink):
         descriptors = [*tuns, theirs.fileno()]
         with theirs, self.log_path.open("ab") as log, network_namespace_of(self.node_pid):
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "testbed.links.emulator", *map(str, descriptors)],
+                [*program("testbed.links.emulator"), *map(str, descriptors)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

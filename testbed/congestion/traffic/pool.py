@@ -5,7 +5,6 @@ timeline never does.
 """
 
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from testbed.congestion.traffic import messages
 from testbed.congestion.traffic.pacing import burst_seed
 from testbed.machine.netns import network_namespace_of
-from testbed.machine.programs import environment
+from testbed.machine.programs import environment, program
 from testbed.model.timeline import CrossTraffic
 
 READY_PATIENCE_S = 20.0
@@ -173,7 +172,7 @@ def _spawn(pid: int) -> "subprocess.Popen[str]":
     variables = {**environment(), "PYTHONDONTWRITEBYTECODE": "1"}
     with network_namespace_of(pid):
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", "testbed.congestion.traffic"],
+            program("testbed.congestion.traffic"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
